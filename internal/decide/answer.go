@@ -45,26 +45,15 @@ var degradations = []string{
 // errClientGone ends a decision whose client has disconnected.
 var errClientGone = errors.New("the client went away before the decision")
 
-// rejectError is an answer to the client instead of a target. Why has details for the
-// decision log only.
-type rejectError struct {
-	*extproc.Reject
-
-	Why string
-}
-
-// Error returns the reason, which is the details in Envoy's access log too.
-func (e *rejectError) Error() string { return e.Details }
-
-// answerError ends a decision with a good answer for the client. outcome is the label of
-// requests_total.
+// answerError ends a decision with an answer to the client instead of a target.
 type answerError struct {
 	*extproc.Reject
 
-	outcome string
+	why     string // details for the decision log only
+	outcome string // of a good answer, the label of requests_total; "" rejects
 }
 
-// Error returns the details in Envoy's access log.
+// Error returns the reason, which is the details in Envoy's access log too.
 func (e *answerError) Error() string { return e.Details }
 
 // fail returns a rejection as the error of a step.
@@ -73,7 +62,7 @@ func (j *job) fail(status int, details, message string) error {
 }
 
 func (j *job) failure(details string, f body.Failure) error {
-	return &rejectError{Reject: rejection(j.api, details, f)}
+	return &answerError{Reject: rejection(j.api, details, f)}
 }
 
 // failureTypes maps statuses to OpenAI's error types.
@@ -82,13 +71,13 @@ var failureTypes = map[int]string{400: "invalid_request_error", 403: "permission
 // answer turns the error of a step into the answer to the client. The message says what the
 // client can do; counts and names of workers are for the decision log.
 func (j *job) answer(err error) extproc.Decision {
-	if e, ok := errors.AsType[*rejectError](err); ok {
-		if e.Why != "" {
-			j.entry.Refusal = observe.Clip(e.Why)
-		}
-		return j.reject(e.Reject)
-	}
 	if e, ok := errors.AsType[*answerError](err); ok {
+		if e.why != "" {
+			j.entry.Refusal = observe.Clip(e.why)
+		}
+		if e.outcome == "" {
+			return j.reject(e.Reject)
+		}
 		j.entry.SetStatus(e.Status)
 		j.d.metrics.Requests.WithLabelValues(j.entry.API, e.outcome).Inc()
 		j.d.decisions.Add(j.entry)
@@ -123,9 +112,7 @@ func (j *job) tooMany(details, message string, after time.Duration) *extproc.Rej
 
 // rejection returns the answer of a failure, in the shape that the API's clients expect.
 func rejection(api body.API, details string, f body.Failure) *extproc.Reject {
-	if f.Type == "" {
-		f.Type = failureTypes[f.Status]
-	}
+	f.Type = failureTypes[f.Status]
 	return &extproc.Reject{Status: f.Status, Details: details, Body: body.AppendFailure(nil, api, f)}
 }
 

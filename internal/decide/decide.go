@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -57,7 +58,7 @@ type Decider struct {
 	decisions  *observe.Decisions
 	onSuspect  func(string)
 	cache      *conv.Cache
-	legs       *legs // nil without a connector
+	legs       *disagg.Runner // nil without a connector
 	cpu        *cpuLimit
 	routed     []prometheus.Counter // by API
 	scratch    chan *scratch        // free list
@@ -76,16 +77,16 @@ func New(o Options) (*Decider, error) {
 	if err != nil {
 		return nil, err
 	}
-	rules := legs.rules(o.Config)
+	settings := rules(o.Config, legs)
 	key, err := hashKey(o.Config)
 	if err != nil {
 		return nil, err
 	}
-	rules.HashSeed = routingSeed(key)
-	if rules.Node == 0 && o.Config.Fleet.Mode != config.FleetOff {
-		rules.Node = rand.Uint64() // replicas share conversations under the keys that they make
+	settings.HashSeed = routingSeed(key)
+	if settings.Node == 0 && o.Config.Fleet.Mode != config.FleetOff {
+		settings.Node = rand.Uint64() // replicas share conversations under the keys that they make
 	}
-	router, err := routing.New(rules)
+	router, err := routing.New(settings)
 	if err != nil {
 		return nil, err
 	}
@@ -106,6 +107,9 @@ func New(o Options) (*Decider, error) {
 	o.Config.SetBounds(&d.waiting.queue)
 	if d.now == nil {
 		d.now = time.Now
+	}
+	if d.onSuspect == nil {
+		d.onSuspect = func(string) {}
 	}
 	d.start = d.now()
 	d.scratch = make(chan *scratch, cap(d.cpu.all))
@@ -129,7 +133,7 @@ func (d *Decider) SetObjectives(priorities map[string]int) { d.objectives.Store(
 func (d *Decider) Reload(c *config.Config) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.router.SetConfig(d.legs.rules(c)); err != nil {
+	if err := d.router.SetConfig(rules(c, d.legs)); err != nil {
 		return err
 	}
 	c.SetBounds(&d.waiting.queue)
@@ -140,17 +144,17 @@ func (d *Decider) Reload(c *config.Config) error {
 }
 
 // rules returns the router's settings, adapted to the connector.
-func (l *legs) rules(c *config.Config) routing.Config {
+func rules(c *config.Config, legs *disagg.Runner) routing.Config {
 	rules := c.Routing.Config
 	if c.Flow.Requests > 0 {
 		rules.Hold, rules.KVTokens = c.Flow.Hold, c.Flow.KVTokens
 	}
 	rules.Unmet = routing.Unmet(c.SLO.Unmet)
-	l.adapt(&rules.Disagg)
+	adapt(&rules.Disagg, legs)
 	rules.DisaggOf = maps.Clone(rules.DisaggOf)
 	for name, rule := range rules.DisaggOf {
 		own := *rule
-		l.adapt(&own)
+		adapt(&own, legs)
 		rules.DisaggOf[name] = &own
 	}
 	return rules
@@ -199,7 +203,9 @@ func (d *Decider) Fleet() *fleet.Fleet { return d.fleet }
 
 // Close ends all feeds, comparisons and prefill legs.
 func (d *Decider) Close() {
-	d.legs.close()
+	if d.legs != nil {
+		d.legs.Close()
+	}
 	d.fleet.Close()
 }
 

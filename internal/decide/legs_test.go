@@ -289,7 +289,7 @@ func TestAClientThatLeavesCancelsItsPrefillLeg(t *testing.T) {
 // fails.
 func TestAConcurrentPrefill(t *testing.T) {
 	p := newPoolsOf(t, "sglang")
-	p.Decider.legs.SetHeadStart(0)
+	p.Decider.legs.HeadStart = 0
 	p.both(hang)
 	d := p.ask(t.Context(), "a")
 	if !strings.Contains(string(d.Body), `"bootstrap_room":`) {
@@ -297,7 +297,7 @@ func TestAConcurrentPrefill(t *testing.T) {
 	}
 	end(&d, 503) // the cleanup waits for the leg to be cancelled
 	// SGLang's decode engines compute nothing by themselves.
-	p.Decider.legs.SetHeadStart(time.Minute)
+	p.Decider.legs.HeadStart = time.Minute
 	p.both(status(500))
 	if d = p.ask(t.Context(), "b"); d.Reject == nil || d.Reject.Status != 503 {
 		t.Errorf("%+v", d)
@@ -319,7 +319,7 @@ func TestAConcurrentPrefillThatFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPoolsOf(t, "sglang")
-			p.Decider.legs.SetHeadStart(time.Millisecond)
+			p.Decider.legs.HeadStart = time.Millisecond
 			decided := make(chan struct{})
 			ended := make(chan struct{})
 			p.both(func(w http.ResponseWriter, r *http.Request) {
@@ -482,7 +482,7 @@ func TestPrefillEndsBeforeEnvoyTimesOut(t *testing.T) {
 			var late atomic.Int64
 			p.now = func() time.Time { return time.Now().Add(time.Duration(late.Load())) }
 			p.both(func(w http.ResponseWriter, r *http.Request) {
-				late.Store(int64(p.Decider.legs.budget))
+				late.Store(int64(p.Decider.legs.Budget))
 				status(500)(w, r)
 			})
 			d := p.ask(t.Context(), "r")
@@ -497,7 +497,7 @@ func TestPrefillEndsBeforeEnvoyTimesOut(t *testing.T) {
 	}
 	t.Run("a leg", func(t *testing.T) {
 		p := newPoolsOf(t, "nixl")
-		p.Decider.legs.timeout, p.Decider.legs.budget = time.Hour, 50*time.Millisecond
+		p.Decider.legs.Timeout, p.Decider.legs.Budget = time.Hour, 50*time.Millisecond
 		p.both(hang)
 		d := p.ask(t.Context(), "r")
 		if d.Reject != nil || p.decisions.Find("r").Degraded != degradedPrefill {
@@ -510,7 +510,7 @@ func TestPrefillEndsBeforeEnvoyTimesOut(t *testing.T) {
 		var late atomic.Int64
 		p.now = func() time.Time { return time.Now().Add(time.Duration(late.Load())) }
 		p.both(func(w http.ResponseWriter, r *http.Request) {
-			late.Store(int64(p.Decider.legs.budget))
+			late.Store(int64(p.Decider.legs.Budget))
 			p.Fleet().SetWorkers(append(p.list[1:], p.second()))
 			answer(nixlAnswer)(w, r)
 		})
@@ -527,7 +527,7 @@ func TestManySplitRequests(t *testing.T) {
 	for _, connector := range []string{"nixl", "sglang"} {
 		t.Run(connector, func(t *testing.T) {
 			p := newPoolsOf(t, connector)
-			p.Decider.legs.SetHeadStart(time.Millisecond)
+			p.Decider.legs.HeadStart = time.Millisecond
 			var n atomic.Int64
 			p.answer(0, func(w http.ResponseWriter, r *http.Request) {
 				switch n.Add(1) % 4 {

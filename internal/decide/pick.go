@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strconv"
@@ -76,10 +77,8 @@ func (j *job) query(w *work) {
 	}
 	w.query.Whole = !live.Envoy.FirstToken || !w.in.known || !w.in.body.Stream()
 	w.query.TTFT = live.TTFT(w.in.modelName())
-	if v, ok := j.r.Header(ttftHeader); ok {
-		if ms, err := strconv.Atoi(strings.TrimSpace(v)); err == nil && ms > 0 && ms <= int(config.MaxTTFT.Milliseconds()) {
-			w.query.TTFT = time.Duration(ms) * time.Millisecond
-		}
+	if ms, err := strconv.Atoi(j.header(ttftHeader)); err == nil && ms > 0 && ms <= int(config.MaxTTFT.Milliseconds()) {
+		w.query.TTFT = time.Duration(ms) * time.Millisecond
 	}
 	if live.Routing.Trusted || live.Routing.TrustedNames {
 		if priority, ok := j.objective(); ok {
@@ -96,10 +95,8 @@ func (j *job) query(w *work) {
 	if v, ok := j.r.Header(excludeHeader); ok {
 		w.query.Exclude = j.excluded(v)
 	}
-	if v, ok := j.r.Header(priorityHeader); ok {
-		if n, err := strconv.Atoi(strings.TrimSpace(v)); err == nil {
-			w.query.Priority = n
-		}
+	if n, err := strconv.Atoi(j.header(priorityHeader)); err == nil {
+		w.query.Priority = n
 	}
 }
 
@@ -247,13 +244,10 @@ const (
 
 // objective returns the priority of the objective that the request names. One that does not exist is none.
 func (j *job) objective() (priority int, ok bool) {
-	name, found := j.r.Header(objectiveHeader)
-	if !found {
-		if name, found = j.r.Header(oldObjectiveHeader); !found {
-			return 0, false
-		}
+	name := cmp.Or(j.header(objectiveHeader), j.header(oldObjectiveHeader))
+	if name == "" {
+		return 0, false
 	}
-	name = strings.TrimSpace(name)
 	if priority, ok = j.d.live.Load().Routing.Objectives[name]; ok {
 		return priority, true
 	}
@@ -265,10 +259,7 @@ func (j *job) objective() (priority int, ok bool) {
 
 // target reads "worker" or "worker/rank". A worker's own name may hold a slash.
 func (j *job) target(text string) kvindex.Target {
-	if j.d.fleet.View().Member(text) != nil {
-		return kvindex.Target{Worker: text, Rank: kvindex.NoRank}
-	}
-	if at := strings.LastIndexByte(text, '/'); at >= 0 {
+	if at := strings.LastIndexByte(text, '/'); at >= 0 && j.d.fleet.View().Member(text) == nil {
 		if n, err := strconv.ParseInt(text[at+1:], 10, 32); err == nil && n >= 0 {
 			return kvindex.Target{Worker: text[:at], Rank: int32(n)}
 		}

@@ -125,7 +125,7 @@ func (j *job) listModels(ctx, exact context.Context) (*input, error) {
 			return nil, err
 		}
 	}
-	return nil, &answerError{&extproc.Reject{Status: http.StatusOK, Body: text, Details: "kvlane_models"}, "answered"}
+	return nil, &answerError{outcome: "answered", Reject: &extproc.Reject{Status: http.StatusOK, Body: text, Details: "kvlane_models"}}
 }
 
 // readUnknown parses the body of an API that Kvlane does not know, to remove such fields:

@@ -3,9 +3,8 @@ package decide
 import (
 	"context"
 	"fmt"
-	"hash/fnv"
+	"math/rand/v2"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"time"
@@ -26,56 +25,29 @@ import (
 // away while the prefill leg ran.
 const maxReplans = 2
 
-// legs is the state that all disaggregated requests share.
-type legs struct {
-	*disagg.Runner
-
-	timeout  time.Duration // of one leg
-	attempts int
-	// budget is the time from a request's arrival until its last leg is cancelled, waiting
-	// for capacity included; 0: no bound. It must be less than Envoy's message timeout.
-	budget time.Duration
-}
-
-// newLegs returns nil if there is no connector.
-func newLegs(c *config.Config) (*legs, error) {
+// newLegs returns the runner of prefill legs, nil if there is no connector.
+func newLegs(c *config.Config) (*disagg.Runner, error) {
 	if c.Disagg.Connector == "" {
 		return nil, nil
 	}
-	runner, err := disagg.NewRunner(c.Disagg.Connector,
-		disagg.Options{Append: c.Disagg.FirstToken == "append", Trust: c.Disagg.Trust, Machine: machine()},
-		disagg.RunnerOptions{Proxy: c.Envoy.Prefill, Header: envoy.PrefillHeader, Timeout: c.Disagg.Timeout.Std(), HeadStart: c.Disagg.HeadStart.Std()})
-	return &legs{Runner: runner, timeout: c.Disagg.Timeout.Std(), attempts: c.Disagg.Attempts,
-		budget: legBudget(c.Envoy.MessageTimeout.Std())}, err
+	return disagg.NewRunner(c.Disagg.Connector,
+		disagg.Options{Append: c.Disagg.FirstToken == "append", Trust: c.Disagg.Trust, Machine: rand.Uint64()},
+		disagg.RunnerOptions{Proxy: c.Envoy.Prefill, Header: envoy.PrefillHeader, Timeout: c.Disagg.Timeout.Std(), HeadStart: c.Disagg.HeadStart.Std(),
+			Budget: legBudget(c.Envoy.MessageTimeout.Std())})
 }
 
 // legBudget reserves a tenth of Envoy's message timeout, at most 5 s, for everything but
 // the legs.
 func legBudget(message time.Duration) time.Duration { return message - min(message/10, 5*time.Second) }
 
-// machine returns a number that makes the ids of this replica distinct from those of
-// others.
-func machine() uint64 {
-	h := fnv.New64a()
-	name, _ := os.Hostname()
-	fmt.Fprint(h, name, os.Getpid(), time.Now().UnixNano())
-	return h.Sum64()
-}
-
 // adapt adjusts the rules to the protocol: without one nothing is split, and engines that
 // cannot compute a prompt by themselves are not asked to.
-func (l *legs) adapt(d *routing.Disagg) {
+func adapt(d *routing.Disagg, legs *disagg.Runner) {
 	switch {
-	case l == nil:
+	case legs == nil:
 		d.Mode = routing.ModeOff
-	case l.Protocol.Always && d.Mode != routing.ModeOff:
+	case legs.Protocol.Always && d.Mode != routing.ModeOff:
 		d.Mode, d.Threshold = routing.ModeThreshold, 0
-	}
-}
-
-func (l *legs) close() {
-	if l != nil {
-		l.Close()
 	}
 }
 
@@ -123,10 +95,10 @@ func (w *work) side(e *fleet.Endpoint) disagg.Side {
 // left.
 func (w *work) legTime() time.Duration {
 	l := w.d.legs
-	if l.budget <= 0 {
-		return l.timeout
+	if l.Budget <= 0 {
+		return l.Timeout
 	}
-	return min(l.timeout, l.budget-w.d.now().Sub(w.began))
+	return min(l.Timeout, l.Budget-w.d.now().Sub(w.began))
 }
 
 // leg is a prefill leg that was answered or is still running.
@@ -166,9 +138,9 @@ func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 		case f.Outcome == disagg.Refused:
 			w.release(&p.plan)
 			w.tookLeg()
-			return extproc.Decision{}, &rejectError{Reject: rejectOf(f, w.api)}
+			return extproc.Decision{}, &answerError{Reject: rejectOf(f, w.api)}
 		}
-		if attempt < l.attempts && w.legTime() > 0 {
+		if attempt < d.cfg.Disagg.Attempts && w.legTime() > 0 {
 			if at.Member != nil && d.fleet.Still(p.plan.Prefill, at) {
 				w.tried = append(w.tried, at.Member.Slots...) // its other ranks belong to the same process
 			}
@@ -179,7 +151,7 @@ func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 		}
 		if l.Protocol.Always {
 			w.release(&p.plan)
-			return extproc.Decision{}, &rejectError{Reject: rejectOf(f, w.api)}
+			return extproc.Decision{}, &answerError{Reject: rejectOf(f, w.api)}
 		}
 		return w.computeLocally(ctx, p)
 	}
@@ -279,7 +251,7 @@ func (w *work) failed(p *placed, at *fleet.Endpoint, f *disagg.FailureError) {
 		return
 	}
 	d.log.Warn().Str("request", w.entry.ID).Str("prefill", name).Err(f).Msg("prefill leg failed")
-	if f.Outcome == disagg.Unreachable && d.onSuspect != nil && worker != "" {
+	if f.Outcome == disagg.Unreachable && worker != "" {
 		d.onSuspect(worker)
 	}
 }
@@ -418,8 +390,8 @@ func (w *work) prefillAnswer(p *placed, f *disagg.FailureError) error {
 	if answer.Stream {
 		kind = "text/event-stream; charset=utf-8"
 	}
-	return &answerError{&extproc.Reject{Status: http.StatusOK, Body: answer.Body, Details: "kvlane_prefill_answer",
-		Headers: []extproc.Header{{Name: "content-type", Value: kind}}}, "routed"}
+	return &answerError{outcome: "routed", Reject: &extproc.Reject{Status: http.StatusOK, Body: answer.Body, Details: "kvlane_prefill_answer",
+		Headers: []extproc.Header{{Name: "content-type", Value: kind}}}}
 }
 
 // rejectOf is the answer to a request whose prefill leg has finally failed: the worker's

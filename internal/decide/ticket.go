@@ -1,15 +1,15 @@
 package decide
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strconv"
 	"time"
 
+	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/fleet"
-
-	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/kvindex"
@@ -70,16 +70,12 @@ type expects struct {
 }
 
 func (x *expects) count(decode *fleet.Counters) {
-	c := x.prefill
-	if c == nil {
-		c = decode
-	}
+	c := cmp.Or(x.prefill, decode)
 	c.Prompt.Add(float64(x.prompt))
 	c.ByEvents.Add(float64(x.byEvents))
 	c.Speculative.Add(float64(x.speculative))
 }
 
-// ResponseHeaders implements extproc.Ticket.
 func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 	t.entry.SetStatus(status)
 	if served != "" && served != t.endpoint.Address {
@@ -99,9 +95,7 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 	}
 	if status == 502 || status == 503 || status == 504 {
 		// Envoy's own answer when the connection failed, or an engine that fails.
-		if t.d.onSuspect != nil {
-			t.d.onSuspect(worker)
-		}
+		t.d.onSuspect(worker)
 	}
 	if !t.d.cfg.Envoy.FirstToken {
 		// Without an observer the headers are the best available sign that the prefill is
@@ -131,9 +125,7 @@ func (t *ticket) moved(served string) {
 	t.d.metrics.Moved.WithLabelValues(t.endpoint.Target.Worker).Inc()
 	t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
 	t.d.fleet.Withdraw(t.credit)
-	if t.d.onSuspect != nil {
-		t.d.onSuspect(t.endpoint.Target.Worker)
-	}
+	t.d.onSuspect(t.endpoint.Target.Worker)
 	f := t.d.fleet.View()
 	slots := f.AtAddress(served)
 	t.entry.SetServed(served)
@@ -162,7 +154,6 @@ func (t *ticket) moved(served string) {
 	t.answer.Expected = observe.Expected{Target: t.answer.Expected.Target}
 }
 
-// ResponseBody implements extproc.Ticket.
 func (t *ticket) ResponseBody(chunk []byte, last bool) {
 	if t.usage == nil {
 		t.answer.Streamed = looksLikeSSE(chunk)
@@ -174,10 +165,9 @@ func (t *ticket) ResponseBody(chunk []byte, last bool) {
 	}
 }
 
-// EditsBody implements extproc.EditTicket.
 func (t *ticket) EditsBody() bool { return t.legUsage != nil && t.entry.Succeeded() }
 
-// EditBody implements extproc.EditTicket: it replaces the usage by the prefill leg's.
+// EditBody replaces the usage by the prefill leg's.
 func (t *ticket) EditBody(chunk []byte, last bool) (out []byte, changed, holds bool) {
 	if t.editor == nil {
 		if len(chunk) == 0 {
@@ -235,7 +225,6 @@ func looksLikeSSE(chunk []byte) bool {
 	return false
 }
 
-// FirstToken implements extproc.Ticket.
 func (t *ticket) FirstToken(at time.Time) {
 	t.firstToken(at)
 	t.answer.FirstToken(at)
@@ -255,7 +244,6 @@ func (t *ticket) firstToken(at time.Time) {
 	})
 }
 
-// End implements extproc.Ticket.
 func (t *ticket) End(at time.Time) {
 	t.observed()
 	t.d.book(at, func(r *routing.Router, now time.Duration) {
@@ -276,18 +264,14 @@ func (t *ticket) End(at time.Time) {
 // brokenOff is Envoy's response flags of an answer that the engine ended early.
 var brokenOff = []string{"upstream_connection_termination", "upstream_remote_reset", "upstream_protocol_error"}
 
-// Outcome implements extproc.OutcomeTicket.
 func (t *ticket) Outcome(o extproc.Outcome) {
 	t.entry.SetOutcome(o)
 	for _, flag := range o.Flags {
 		t.d.metrics.Flags.WithLabelValues(t.endpoint.Target.Worker, flag).Inc()
 	}
-	if len(o.Flags) > 0 {
-		t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
-	}
 	// Failures before the answer have been counted by their status; clients that leave show nothing.
 	broken := o.Status < 500 && slices.ContainsFunc(o.Flags, func(flag string) bool { return slices.Contains(brokenOff, flag) })
-	if broken && t.d.onSuspect != nil {
+	if broken {
 		t.d.onSuspect(t.endpoint.Target.Worker)
 	}
 	last := &t.endpoint.Counters.Broken
@@ -298,8 +282,8 @@ func (t *ticket) Outcome(o extproc.Outcome) {
 	if !o.FirstToken.IsZero() {
 		t.answer.FirstToken(o.FirstToken)
 		t.d.metrics.FirstToken.WithLabelValues(t.endpoint.Target.Worker).Observe(o.FirstToken.Sub(t.decided).Seconds())
-		t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
 	}
+	t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
 	if t.d.live.Load().Log.Decisions {
 		t.d.log.Info().Str("request", t.entry.ID).Int("status", o.Status).Strs("flags", o.Flags).Str("details", o.Details).
 			Str("upstream", o.Upstream).Uint64("received", o.BytesReceived).Uint64("sent", o.BytesSent).

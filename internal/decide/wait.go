@@ -131,7 +131,7 @@ func (w *work) turnedAway(err error, details, message string, least time.Duratio
 	if w.d.live.Load().Flow.Requests == 0 {
 		return err
 	}
-	return &rejectError{Reject: w.tooMany(details, message+" in ", max(retryAfter(err), least)), Why: err.Error()}
+	return &answerError{Reject: w.tooMany(details, message+" in ", max(retryAfter(err), least)), why: err.Error()}
 }
 
 // retryAfter is what an error tells the client to wait.
@@ -317,12 +317,12 @@ func (d *Decider) flow(now time.Duration) (classes []observe.FlowClass, pools []
 	if f.Requests == 0 {
 		return nil, nil
 	}
-	sums := map[observe.FlowClass]*observe.FlowClass{}
+	sums, waits := map[observe.FlowClass]*observe.FlowClass{}, map[string]int64{} // waits: tokens by model
 	add := func(model string, priority int) *observe.FlowClass {
 		key := observe.FlowClass{Model: model, Priority: priority}
 		if sums[key] == nil {
-			own := key
-			sums[key] = &own
+			sums[key] = &observe.FlowClass{Model: model, Priority: priority}
+			waits[model] += 0
 		}
 		return sums[key]
 	}
@@ -332,7 +332,6 @@ func (d *Decider) flow(now time.Duration) (classes []observe.FlowClass, pools []
 	if len(sums) == 0 {
 		add("", 0)
 	}
-	waits := map[string]int64{}
 	d.waiting.queue.Each(func(w *routing.Waiter) {
 		model := ""
 		if in := d.waiting.byID[w.ID].work.in; in.model != nil {
@@ -346,19 +345,14 @@ func (d *Decider) flow(now time.Duration) (classes []observe.FlowClass, pools []
 	for _, c := range sums {
 		classes = append(classes, *c)
 	}
-	seen := map[string]bool{}
-	for _, c := range classes {
-		if seen[c.Model] {
-			continue
-		}
-		seen[c.Model] = true
-		p := observe.FlowPool{Model: c.Model}
+	for model, waiting := range waits {
+		p := observe.FlowPool{Model: model}
 		var work int64
 		var rate float64
-		p.Saturation, work, rate = d.router.Saturation(now, c.Model, max(f.Hold, 1))
-		if work += waits[c.Model]; rate > 0 {
+		p.Saturation, work, rate = d.router.Saturation(now, model, max(f.Hold, 1))
+		if work += waiting; rate > 0 {
 			p.Drain = time.Duration(float64(work) / rate * float64(time.Second))
-		} else if waits[c.Model] > 0 {
+		} else if waiting > 0 {
 			p.Saturation = 1
 		}
 		pools = append(pools, p)

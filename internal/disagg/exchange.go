@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strconv"
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -38,14 +37,6 @@ type Side struct {
 	ByHeader bool
 	// Settings are the worker's disaggregation settings.
 	Settings config.WorkerDisagg
-}
-
-// String returns the side's name in the form of a target's name.
-func (s *Side) String() string {
-	if s.Rank == NoRank {
-		return s.Worker
-	}
-	return s.Worker + "/" + strconv.Itoa(s.Rank)
 }
 
 func (s *Side) host() string {

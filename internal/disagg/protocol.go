@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -185,14 +186,11 @@ func ParseAnswer(raw []byte) (*Answer, error) {
 	if err := body.Valid(raw); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoParameters, err)
 	}
-	start := 0
-	for raw[start] == ' ' || raw[start] == '\n' || raw[start] == '\r' || raw[start] == '\t' {
-		start++
-	}
-	if raw[start] != '{' {
+	raw = bytes.TrimLeft(raw, " \t\r\n")
+	if raw[0] != '{' {
 		return nil, fmt.Errorf("%w: no object", ErrNoParameters)
 	}
-	return &Answer{raw[start:]}, nil
+	return &Answer{raw}, nil
 }
 
 // member returns a top-level member of the answer, nil if it is missing.

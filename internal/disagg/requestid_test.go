@@ -74,7 +74,7 @@ func TestTheIDOfBothLegs(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if got := textOf(body.Member(text, "request_id")); api == body.Responses && got != id {
+					if got := body.Text(body.Member(text, "request_id")); api == body.Responses && got != id {
 						t.Errorf("%s: got request_id %q, want %q", connector, got, id)
 					}
 				}

@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -16,6 +17,9 @@ type RunnerOptions struct {
 	Proxy, Header string
 	// Timeout bounds one leg.
 	Timeout time.Duration
+	// Budget bounds the time from a request's arrival until its last leg is cancelled, waiting for
+	// capacity included; 0: no bound. It must be less than Envoy's message timeout.
+	Budget time.Duration
 	// HeadStart is how long Run waits for the failure of a leg that runs concurrently with the
 	// decode leg: a worker that refuses connections fails immediately, and then another one can
 	// be tried. The decode engine would wait for its blocks meanwhile anyway.
@@ -25,9 +29,10 @@ type RunnerOptions struct {
 // Runner sends prefill legs and waits for their answers. It has no part in routing. It is safe
 // for concurrent use.
 type Runner struct {
+	RunnerOptions
+
 	Protocol *Protocol
 
-	o      RunnerOptions
 	sender *Sender
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -36,16 +41,13 @@ type Runner struct {
 
 // NewRunner returns a runner for a connector. The caller must call Close.
 func NewRunner(connector string, p Options, o RunnerOptions) (*Runner, error) {
-	r := &Runner{o: o, sender: NewSender(o.Proxy, o.Header)}
+	r := &Runner{RunnerOptions: o, sender: NewSender(o.Proxy, o.Header)}
 	p.Get = r.sender.Get
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	var err error
 	r.Protocol, err = New(connector, p)
 	return r, err
 }
-
-// SetHeadStart changes RunnerOptions.HeadStart. It must not run concurrently with Run.
-func (r *Runner) SetHeadStart(d time.Duration) { r.o.HeadStart = d }
 
 // Close cancels the running legs and waits for them.
 func (r *Runner) Close() {
@@ -126,12 +128,8 @@ func (r *Runner) run(ctx context.Context, c *Call) (res Result, err error) {
 	if body == nil {
 		body = append([]byte(nil), c.Body...)
 	}
-	path := x.Path
-	if leg.Path != "" {
-		path = leg.Path
-	}
 	header := x.LegHeader(&leg, c.Headers)
-	path, address := strings.Clone(path), x.Prefill.Address // the request's memory must not be used after Run
+	path, address := strings.Clone(cmp.Or(leg.Path, x.Path)), x.Prefill.Address // the request's memory must not be used after Run
 	c.Sent()
 	if r.Protocol.AtOnce {
 		return r.concurrent(ctx, c, func(ctx context.Context) ([]byte, error) { return r.sender.Send(ctx, address, path, header, body) })
@@ -151,7 +149,7 @@ func (r *Runner) concurrent(ctx context.Context, c *Call, send func(context.Cont
 	if res.Decode, err = r.Protocol.Decode(c.Exchange, nil); err != nil {
 		return res, err
 	}
-	running, stop := context.WithTimeout(r.ctx, r.o.Timeout)
+	running, stop := context.WithTimeout(r.ctx, r.Timeout)
 	early := make(chan error) // read until the head start is over
 	over := make(chan struct{})
 	ended, late := c.Ended, c.Late // the goroutine must not keep the request alive
@@ -168,7 +166,7 @@ func (r *Runner) concurrent(ctx context.Context, c *Call, send func(context.Cont
 			late(AsFailure(err))
 		}
 	})
-	wait := time.NewTimer(r.o.HeadStart)
+	wait := time.NewTimer(r.HeadStart)
 	defer wait.Stop()
 	select {
 	case err := <-early:

@@ -96,26 +96,25 @@ type Sender struct {
 // worker's address from the header pickHeader; with an empty listener legs go directly to the
 // worker.
 func NewSender(listener, pickHeader string) *Sender {
-	s := &Sender{direct: http.Client{Transport: transport(nil), CheckRedirect: noRedirect}}
+	s := &Sender{direct: clientWith((&net.Dialer{Timeout: time.Second}).DialContext)}
 	s.through = s.direct
 	if listener != "" {
+		network, address := "tcp", listener
+		if path, ok := strings.CutPrefix(listener, "unix:"); ok {
+			network, address = "unix", path
+		}
 		s.pickHeader = pickHeader
-		s.through = http.Client{CheckRedirect: noRedirect, Transport: transport(func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var d net.Dialer
-			if path, ok := strings.CutPrefix(listener, "unix:"); ok {
-				return d.DialContext(ctx, "unix", path)
-			}
-			return d.DialContext(ctx, "tcp", listener)
-		})}
+		s.through = clientWith(func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, address)
+		})
 	}
 	return s
 }
 
-func transport(dial func(ctx context.Context, network, address string) (net.Conn, error)) *http.Transport {
-	if dial == nil {
-		dial = (&net.Dialer{Timeout: time.Second}).DialContext
-	}
-	return &http.Transport{DialContext: dial, DisableCompression: true, MaxIdleConnsPerHost: 256, IdleConnTimeout: idle, WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10}
+func clientWith(dial func(ctx context.Context, network, address string) (net.Conn, error)) http.Client {
+	return http.Client{CheckRedirect: noRedirect, Transport: &http.Transport{
+		DialContext: dial, DisableCompression: true, MaxIdleConnsPerHost: 256, IdleConnTimeout: idle, WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10,
+	}}
 }
 
 // noRedirect returns an engine's redirect as its answer instead of following it.

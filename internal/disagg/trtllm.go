@@ -27,7 +27,7 @@ func trtContextFirst() *Protocol {
 // trtArranged: a client that sets the request type is a router in front of Kvlane, or a
 // benchmark of generation alone.
 func trtArranged(r *body.Request) string {
-	if textOf(r.Member(body.FieldDisaggregatedParams, "request_type")) == "generation_only" {
+	if body.Text(r.Member(body.FieldDisaggregatedParams, "request_type")) == "generation_only" {
 		return "the client names its own context server"
 	}
 	return ""
@@ -88,7 +88,7 @@ func trtDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
 	if !isObject(params) {
 		params = body.Member(choice, disaggParams)
 	}
-	if finish := textOf(body.Member(choice, "finish_reason")); finish != "length" && finish != "not_finished" && finish != "" {
+	if finish := body.Text(body.Member(choice, "finish_reason")); finish != "length" && finish != "not_finished" && finish != "" {
 		return Leg{}, trtFinal(x.Request, a, choice)
 	}
 	if !isObject(params) {

@@ -222,5 +222,5 @@ func bootstrapAddress(s *Side) string {
 // {"engine_id": …}, …}.
 func mooncakeEngine(page []byte, s *Side) string {
 	rank := max(s.Rank, 0)
-	return textOf(body.Member(body.Member(page, strconv.Itoa(rank)), "engine_id"))
+	return body.Text(body.Member(body.Member(page, strconv.Itoa(rank)), "engine_id"))
 }
