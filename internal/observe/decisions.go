@@ -110,22 +110,9 @@ type StageTime struct {
 // the strings of the request, which share memory with the body.
 func NewEntry(r *extproc.Request, began time.Time) *Entry {
 	path, _, _ := strings.Cut(r.Path, "?") // its query may hold a key
-	e := &Entry{ID: Clip(r.ID), At: began, Method: usual(r.Method), Path: usual(path), Bytes: len(r.Body)}
+	e := &Entry{ID: Clip(r.ID), At: began, Method: Clip(r.Method), Path: Clip(path), Bytes: len(r.Body)}
 	e.Stages = e.room[:0]
 	return e
-}
-
-// usual returns a constant for the common methods and paths, else a clipped copy.
-func usual(s string) string {
-	switch s {
-	case "POST":
-		return "POST"
-	case "/v1/chat/completions":
-		return "/v1/chat/completions"
-	case "/v1/completions":
-		return "/v1/completions"
-	}
-	return Clip(s)
 }
 
 func (e *Entry) change(f func()) {
@@ -148,6 +135,18 @@ func (e *Entry) SetCached(tokens int64)  { e.change(func() { e.After.Cached = &t
 func (e *Entry) SetOutput(tokens int64)  { e.change(func() { e.After.Output = &tokens }) }
 func (e *Entry) SetOutcome(o extproc.Outcome) {
 	e.change(func() { e.After.Outcome = &o })
+}
+
+// Explain attaches the explanation and clips its texts, some of which are the client's.
+func (e *Entry) Explain(ex *routing.Explanation) {
+	e.Explanation = ex
+	for ; ex != nil; ex = ex.Prefill {
+		ex.Request, ex.Model, ex.Conversation = e.ID, e.Model, e.Conversation
+		ex.Error = ClipTo(ex.Error, MaxText)
+		for i := range ex.Verdicts {
+			ex.Verdicts[i].Text = ClipTo(ex.Verdicts[i].Text, MaxText)
+		}
+	}
 }
 
 // Succeeded reports whether the response status is 2xx.

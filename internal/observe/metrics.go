@@ -36,62 +36,30 @@ var stageNames = [numStages]string{"queue", "parse", "tokens", "hash", "index", 
 func (s Stage) String() string { return stageNames[s] }
 
 // Metrics are the metrics counted on the request path; those that can be derived from state
-// are collected on demand (see Collect). Safe for concurrent use.
+// are collected on demand (see Collect). The help texts in New say what each one counts. Safe
+// for concurrent use.
 type Metrics struct {
 	Registry *prometheus.Registry
 
-	// Requests counts by API and outcome: "routed", "unrouted" (the client went away or
-	// the decision panicked), "rejected", "answered" (by Kvlane, needing no worker).
-	Requests *prometheus.CounterVec
-	// FirstTurns counts requests that begin a conversation.
-	FirstTurns *prometheus.CounterVec
-	// Rejected counts answers that Kvlane gave, by status.
-	Rejected *prometheus.CounterVec
-	// Degraded counts decisions made with less knowledge than wanted, by reason.
-	Degraded *prometheus.CounterVec
-	// Shadows counts what policies of routing.shadow would have chosen; ShadowMiss and ShadowQueue sum the uncached tokens there and
-	// those queued before. The policy "live" is the one that acts.
+	// Of requests. One is unrouted if its client went away or its decision panicked, answered if
+	// it needed no worker.
+	Requests, FirstTurns, Rejected, Degraded *prometheus.CounterVec
+	// Of the policies of routing.shadow; "live" is the one that acts.
 	Shadows, ShadowMiss, ShadowQueue *prometheus.CounterVec
-	// Picks, PromptTokens and MatchedTokens are per target, MatchedTokens also by
-	// source: "event" or "speculative". In a split request it is the decode target, and
-	// what its prefill target holds.
-	Picks         *prometheus.CounterVec
-	PromptTokens  *prometheus.CounterVec
-	MatchedTokens *prometheus.CounterVec
-	// Moved counts requests that were served by another endpoint than the picked one.
-	Moved *prometheus.CounterVec
-	// Predicted and Observed are cached tokens per worker, over the answers whose usage
-	// was seen.
-	Predicted *prometheus.CounterVec
-	Observed  *prometheus.CounterVec
-	// Responses counts by worker and status class.
-	Responses *prometheus.CounterVec
-	// Flags counts the failures that Envoy's access log reports for decided requests, by
-	// worker and response flag.
-	Flags *prometheus.CounterVec
-	// FirstToken is the time from the decision to the first token, per worker.
-	FirstToken *prometheus.HistogramVec
-	// ExtProcStreams, ExtProcMessages, ExtProcAnswers and ExtProcFailures measure the
-	// protocol. ExtProcAnswers is the time from the last body byte to the last byte of the
-	// decision handed to gRPC, by request body mode.
-	ExtProcStreams  *prometheus.GaugeVec
-	ExtProcMessages *prometheus.CounterVec
-	ExtProcAnswers  *prometheus.HistogramVec
-	ExtProcFailures *prometheus.CounterVec
-	// LateFirstTokens counts answers whose first piece was seen after their end.
-	LateFirstTokens prometheus.Counter
-	// Checks counts health checks by worker and outcome.
-	Checks *prometheus.CounterVec
-	// ReplicasDelay is the time from a change at another replica to its effect here.
-	ReplicasDelay prometheus.Observer
-	// Reloads counts attempts to take a changed configuration, by result.
-	Reloads *prometheus.CounterVec
-	// Legs counts prefill legs by prefill worker and outcome.
-	Legs *prometheus.CounterVec
-	// TokenChecks counts comparisons with engines' tokenizers, by model, worker, API and outcome.
-	TokenChecks *prometheus.CounterVec
-	// Renders counts calls to remote renderers, by model and outcome.
-	Renders *prometheus.CounterVec
+	// Of targets. MatchedTokens has the sources "event" and "speculative".
+	Picks, PromptTokens, MatchedTokens *prometheus.CounterVec
+	// Of workers. Predicted and Observed count over the same answers.
+	Moved, Predicted, Observed, Responses, Flags, Checks, Legs *prometheus.CounterVec
+
+	FirstToken *prometheus.HistogramVec // from the decision, by worker
+
+	ExtProcStreams                   *prometheus.GaugeVec
+	ExtProcMessages, ExtProcFailures *prometheus.CounterVec
+	ExtProcAnswers                   *prometheus.HistogramVec
+	LateFirstTokens                  prometheus.Counter
+
+	Reloads, TokenChecks, Renders *prometheus.CounterVec
+	ReplicasDelay                 prometheus.Observer
 
 	stages  [numStages]prometheus.Observer
 	answers answers

@@ -21,7 +21,7 @@ func TestThePageIsServedWholeAndClosed(t *testing.T) {
 	for path, want := range map[string]struct {
 		status int
 		kind   string
-	}{"/": {200, "text/html"}, "/page.js": {200, "text/javascript"}, "/page.css": {200, "text/css"}, "/other": {404, ""}, "/../page.go": {404, ""}} {
+	}{"/": {200, "text/html"}, "/page.js": {200, "text/javascript"}, "/page.css": {200, "text/css"}, "/other": {404, ""}, "/../pages.go": {404, ""}} {
 		resp, err := srv.Client().Get(srv.URL + path)
 		if err != nil {
 			t.Fatal(err)

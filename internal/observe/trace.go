@@ -92,19 +92,13 @@ func (t *Tracer) Start(e *Entry, r *extproc.Request) {
 	if t == nil {
 		return
 	}
-	ctx := propagation.TraceContext{}.Extract(context.Background(), (*carrier)(r))
+	parent := propagation.MapCarrier{}
+	for _, name := range []string{"traceparent", "tracestate"} {
+		parent[name], _ = r.Header(name)
+	}
+	ctx := propagation.TraceContext{}.Extract(context.Background(), parent)
 	_, e.span = t.tracer.Start(ctx, "request", trace.WithTimestamp(e.At), trace.WithSpanKind(trace.SpanKindServer)) //nolint:spancheck // endSpan ends it
 }
-
-// carrier reads the headers of a request.
-type carrier extproc.Request
-
-func (c *carrier) Get(key string) string {
-	v, _ := (*extproc.Request)(c).Header(key)
-	return v
-}
-func (c *carrier) Set(string, string) {}
-func (c *carrier) Keys() []string     { return nil }
 
 // operations are the GenAI semantic conventions' names of the APIs; the others are named as
 // in metrics.

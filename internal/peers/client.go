@@ -137,7 +137,7 @@ func fetchFrom(ctx context.Context, w *Want, a address, creds func(string) crede
 	}
 	defer conn.Close()
 	silence := w.Peers.Timeout.Std() / 4
-	c := &content{cancel: cancel, silence: silence, timer: time.AfterFunc(silence, func() { cancel(errSlow) }), most: w.MaxBytes}
+	c := &content{silence: silence, timer: time.AfterFunc(silence, func() { cancel(errSlow) }), most: w.MaxBytes}
 	defer c.timer.Stop()
 	asked := newNonce()
 	c.stream, err = kvlanev1.NewSnapshotsClient(conn).Fetch(ctx, &kvlanev1.FetchRequest{Formats: []uint32{Format}, BlockSize: uint32(w.BlockSize), KeyProof: proof(w.Secret, asked)})
@@ -161,7 +161,6 @@ func fetchFrom(ctx context.Context, w *Want, a address, creds func(string) crede
 type content struct {
 	stream  kvlanev1.Snapshots_FetchClient
 	sealed  *seal
-	cancel  context.CancelCauseFunc
 	silence time.Duration
 	timer   *time.Timer
 	piece   []byte

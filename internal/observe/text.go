@@ -1,10 +1,10 @@
 package observe
 
 import (
+	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
-
-	"github.com/kvlane/kvlane/routing"
 )
 
 // Bounds in bytes of the texts kept by the decision log and the tickets: of a text from a
@@ -35,14 +35,24 @@ func ClipTo(s string, most int) string {
 	return valid[:n] + clipMark
 }
 
-// Explain attaches the explanation and clips its texts, some of which are the client's.
-func (e *Entry) Explain(ex *routing.Explanation) {
-	e.Explanation = ex
-	for ; ex != nil; ex = ex.Prefill {
-		ex.Request, ex.Model, ex.Conversation = e.ID, e.Model, e.Conversation
-		ex.Error = ClipTo(ex.Error, MaxText)
-		for i := range ex.Verdicts {
-			ex.Verdicts[i].Text = ClipTo(ex.Verdicts[i].Text, MaxText)
+// Printable makes a text safe for a terminal: unprintable characters, except line ends,
+// become Go escape sequences. Clients choose ids and names.
+func Printable(text string) string {
+	var b strings.Builder
+	for i, r := range text {
+		switch {
+		case r == '\n' || unicode.IsPrint(r) && (r != unicode.ReplacementChar || strings.HasPrefix(text[i:], string(r))):
+			b.WriteRune(r)
+		case r == unicode.ReplacementChar: // an invalid UTF-8 byte
+			quoted := strconv.Quote(text[i : i+1])
+			b.WriteString(quoted[1 : len(quoted)-1])
+		default:
+			quoted := strconv.QuoteRune(r)
+			b.WriteString(quoted[1 : len(quoted)-1])
 		}
 	}
+	return b.String()
 }
+
+// inLine is Printable for a text that must stay on one line.
+func inLine(text string) string { return Printable(strings.ReplaceAll(text, "\n", `\n`)) }
