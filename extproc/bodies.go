@@ -80,13 +80,3 @@ func (s *Server) InFlight() (count int, bytes int64) {
 	defer s.bodies.mu.Unlock()
 	return s.bodies.count, s.bodies.bytes
 }
-
-// tooMany rejects a request whose body exceeds what is left of MaxBodies or MaxBodyBytes.
-func tooMany() *Reject {
-	return &Reject{
-		Status:  503,
-		Headers: []Header{{Name: "retry-after", Value: "1"}},
-		Body:    []byte(`{"error":{"message":"too many requests are being received; try again in 1 s","type":"service_unavailable_error","param":null,"code":"too_many_bodies"}}`),
-		Details: "kvlane_too_many_bodies",
-	}
-}

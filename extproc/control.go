@@ -182,22 +182,26 @@ func responseMutation(hs []Header) (m mutation, refused int) {
 	return m, refused
 }
 
+// problem is a response in OpenAI's format of errors; none of the texts needs escaping.
+func problem(status int, details, kind, code, message string) *Reject {
+	return &Reject{Status: status, Details: details,
+		Body: []byte(`{"error":{"message":"` + message + `","type":"` + kind + `","param":null,"code":"` + code + `"}}`)}
+}
+
 // tooManyHeaders rejects a request whose headers leave no room for those of its decision.
 func tooManyHeaders() *Reject {
-	return &Reject{
-		Status: 431,
-		Body: []byte(`{"error":{"message":"the request has too many or too large headers: no room is left for those that route it ` +
-			`(at most 100 headers and 60 KiB in all); send fewer","type":"invalid_request_error","param":null,"code":"request_headers_too_large"}}`),
-		Details: "kvlane_too_many_headers",
-	}
+	return problem(431, "kvlane_too_many_headers", "invalid_request_error", "request_headers_too_large", "the request has too many or too large headers: "+
+		"no room is left for those that route it (at most 100 headers and 60 KiB in all); send fewer")
 }
 
 // tooLarge rejects a request with a body over the limit.
 func tooLarge(limit int) *Reject {
-	return &Reject{
-		Status: 413,
-		Body: []byte(`{"error":{"message":"request body is larger than ` + strconv.Itoa(limit) +
-			` bytes","type":"invalid_request_error","param":null,"code":"request_too_large"}}`),
-		Details: "kvlane_body_too_large",
-	}
+	return problem(413, "kvlane_body_too_large", "invalid_request_error", "request_too_large", "request body is larger than "+strconv.Itoa(limit)+" bytes")
+}
+
+// tooMany rejects a request whose body exceeds what is left of MaxBodies or MaxBodyBytes.
+func tooMany() *Reject {
+	r := problem(503, "kvlane_too_many_bodies", "service_unavailable_error", "too_many_bodies", "too many requests are being received; try again in 1 s")
+	r.Headers = []Header{{Name: "retry-after", Value: "1"}}
+	return r
 }

@@ -423,9 +423,7 @@ func (x *exchange) ask(k Kind) (d Decision) {
 	defer func() {
 		if value := recover(); value != nil {
 			x.srv.opts.Metrics.Failure(FailurePanic)
-			if x.srv.opts.OnPanic != nil {
-				x.srv.opts.OnPanic(value, debug.Stack())
-			}
+			x.srv.opts.OnPanic(value, debug.Stack())
 			d = Decision{Reject: x.srv.opts.PanicReject}
 		}
 	}()

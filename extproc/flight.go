@@ -13,7 +13,7 @@ type flight struct {
 	id     requestHash // zero if it cannot be found by other streams
 	ticket Ticket
 	failed func(Failure)
-	// panicked is called with a panic of the ticket; it may be nil.
+	// panicked is called with a panic of the ticket.
 	panicked func(value any, stack []byte)
 
 	mu sync.Mutex
@@ -31,9 +31,7 @@ func (f *flight) guard(call func()) {
 	defer func() {
 		if value := recover(); value != nil {
 			f.failed(FailurePanic)
-			if f.panicked != nil {
-				f.panicked(value, debug.Stack())
-			}
+			f.panicked(value, debug.Stack())
 		}
 	}()
 	call()

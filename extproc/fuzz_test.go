@@ -312,7 +312,7 @@ func FuzzAccessLog(f *testing.F) {
 		}
 		srv := NewServer(o, &recorder{})
 		ticket := &recordedTicket{ended: make(chan struct{})}
-		flight := &flight{id: srv.tracker.hash("r"), ticket: ticket, failed: srv.opts.Metrics.Failure}
+		flight := &flight{id: srv.tracker.hash("r"), ticket: ticket, failed: srv.opts.Metrics.Failure, panicked: srv.opts.OnPanic}
 		srv.tracker.add(flight)
 		end := func() {
 			if flight.end(time.Unix(1, 0)) {

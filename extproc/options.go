@@ -83,6 +83,9 @@ func (o Options) withDefaults() Options {
 	if o.DrainQuiet <= 0 {
 		o.DrainQuiet = time.Second
 	}
+	if o.OnPanic == nil {
+		o.OnPanic = func(any, []byte) {}
+	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}

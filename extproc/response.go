@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"cmp"
 	"strconv"
 
 	"google.golang.org/grpc/mem"
@@ -11,16 +12,12 @@ func (x *exchange) responseHeaders(m *message) error {
 	c := common{}
 	x.abandon()
 	if x.flight != nil {
-		served := m.served
-		if served == "" {
-			served = m.upstream
-		}
 		status, err := strconv.Atoi(m.status)
 		if err != nil {
 			status = 0
 		}
 		var refused int
-		c.mutation, refused = responseMutation(x.flight.responseHeaders(status, served))
+		c.mutation, refused = responseMutation(x.flight.responseHeaders(status, cmp.Or(m.served, m.upstream)))
 		for range refused {
 			x.srv.opts.Metrics.Failure(FailureBadHeader)
 		}
