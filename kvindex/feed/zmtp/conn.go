@@ -133,9 +133,6 @@ func NewConn(nc net.Conn, opt Options) (*Conn, error) {
 // Close closes the connection and ends a Recv that waits on it.
 func (c *Conn) Close() error { return c.nc.Close() }
 
-// RemoteAddr returns the peer's address.
-func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
-
 // Subscribe requests the messages whose first frame begins with topic: by command to a peer of
 // version 3.1, by message to an older one.
 func (c *Conn) Subscribe(topic string) error {
@@ -190,22 +187,6 @@ func (c *Conn) Recv(deadline time.Time) (Message, error) {
 		}
 		if err := c.fill(deadline); err != nil {
 			return Message{}, err
-		}
-	}
-}
-
-// Buffered reports whether the buffer contains another complete message, so that the next Recv
-// will not wait.
-func (c *Conn) Buffered() bool {
-	at := c.p
-	for {
-		h, ok, err := parseHeader(c.buf[at:c.w], c.opt.MaxMessage)
-		if err != nil || !ok || c.w-at < h.head+h.size {
-			return err != nil
-		}
-		at += h.head + h.size
-		if h.flags&(flagMore|flagCommand) == 0 {
-			return true
 		}
 	}
 }
