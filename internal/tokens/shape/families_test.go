@@ -127,6 +127,42 @@ func treatments(t *testing.T, f family) (vllm, sglang string) {
 	return of(shape.VLLM), of(shape.SGLang)
 }
 
+// TestSGLangRewrites: what SGLang changes in code for MiniMax-M3 has no ids, and a low effort is an argument of Nemotron 3's template.
+func TestSGLangRewrites(t *testing.T) {
+	t.Parallel()
+	const template = "{{ low_effort }}{{ truncate_history_thinking }}{{ messages|length }}"
+	two := `,{"role":"assistant","tool_calls":[{"id":"a","type":"function","function":{"name":"f","arguments":"{}"}},{"id":"b","type":"function","function":{"name":"f","arguments":"{}"}}]},` +
+		`{"role":"tool","tool_call_id":"b","content":"x"}`
+	for _, c := range []struct {
+		model, more, rest, want string // want: the text, "" if there is none
+	}{
+		{"minimax_m3_vl", "", "", "1"},
+		{"minimax_m3_vl", two, "", "3"},
+		{"minimax_m3_vl", two + `,{"role":"tool","tool_call_id":"a","content":"x"}`, "", ""},
+		{"minimax_m3_vl", "", `,"reasoning_effort":"none"`, ""},
+		{"minimax_m3_vl", "", `,"thinking":{"type":"disabled"}`, ""},
+		{"minimax_m3_vl", "", `,"chat_template_kwargs":{"reasoning_effort":"none"}`, ""},
+		{"nemotron_h", two + `,{"role":"tool","tool_call_id":"a","content":"x"}`, "", "4"},
+		{"nemotron_h", "", `,"reasoning_effort":"high"`, "1"},
+		{"nemotron_h", "", `,"reasoning_effort":"low"`, "True1"},
+		{"nemotron_h", "", `,"reasoning_effort":"low","chat_template_kwargs":{"low_effort":0}`, "01"},
+	} {
+		m, err := shape.Load(fstest.MapFS{"tokenizer.json": {Data: byteTokenizer()}, "config.json": {Data: fmt.Appendf(nil, `{"model_type": %q}`, c.model)},
+			"chat_template.jinja": {Data: []byte(template)}}, shape.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"user","content":"a"}`+c.more+`]`+c.rest+`}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := m.RenderPrompt(req, shape.SGLang)
+		if c.want == "" && !errors.Is(err, encoders.ErrMissing) || c.want != "" && (err != nil || res.Text != c.want) {
+			t.Errorf("%s%s%s: got %q, error %v, want %q", c.model, c.more, c.rest, res.Text, err, c.want)
+		}
+	}
+}
+
 // TestArchitectures: all architectures that the engines register, but for those of families, are
 // rendered by a template, and docs/models.md lists them. e2e/engines/architectures.py lists those
 // of the installed engines.

@@ -43,6 +43,9 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	if m.tok.Config().ModelType == "minimax_m3_vl" && sglangRewrites(in, list) {
+		return nil, encoders.ErrMissing
+	}
 	if in.Has(body.FieldInputIDs) {
 		p.ids, err = laxIDs(in.Raw(body.FieldInputIDs))
 		return p, err
@@ -66,7 +69,7 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	if !asGiven || cont {
 		list, p.suffix = sglangLast(list, cont)
 	}
-	if p.vars, err = m.sglangVars(in); err != nil {
+	if p.vars, err = m.sglangVars(in, template); err != nil {
 		return nil, err
 	}
 	p.vars.Set("messages", jinja.List(list))
@@ -118,9 +121,21 @@ func sglangLast(list []jinja.Value, cont bool) ([]jinja.Value, string) {
 	return list, ""
 }
 
+// sglangRewrites reports whether SGLang changes a request to MiniMax-M3 in code: what it asks of
+// thinking, and the order of several results.
+func sglangRewrites(in input, list []jinja.Value) bool {
+	for i := 1; i < len(list); i++ {
+		if roleOf(list[i]) == roleTool && roleOf(list[i-1]) == roleTool {
+			return true
+		}
+	}
+	return given(in.Get("thinking")) || given(in.Raw(body.FieldReasoning)) || given(in.Raw(body.FieldReasoningEffort)) ||
+		given(in.Member(body.FieldChatTemplateKwargs, "reasoning_effort"))
+}
+
 // sglangVars returns the special tokens, reasoning_effort and chat_template_kwargs. An effort
-// also sets thinking and enable_thinking unless the kwargs do.
-func (m *Model) sglangVars(in input) (*jinja.Dict, error) {
+// also sets thinking and enable_thinking unless the kwargs do, and a low one low_effort for Nemotron 3.
+func (m *Model) sglangVars(in input, template *template) (*jinja.Dict, error) {
 	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
 	if err != nil {
 		return nil, err
@@ -144,6 +159,9 @@ func (m *Model) sglangVars(in input) (*jinja.Dict, error) {
 	vars.Set("documents", jinja.None())
 	if !effort.IsNone() {
 		vars.Set("reasoning_effort", effort)
+	}
+	if level, _ := effort.AsString(); level == "low" && strings.Contains(template.source, "low_effort") && strings.Contains(template.source, "truncate_history_thinking") {
+		vars.Set("low_effort", jinja.Bool(true))
 	}
 	var refusal error
 	merged.Range(func(k, v jinja.Value) bool {
