@@ -1,7 +1,7 @@
 """Record what vLLM makes of generated chats for a model whose prompts it encodes in code.
 
-encoders.py KIND URL SEED COUNT OUT: posts COUNT bodies to URL/v1/chat/completions/render of a vLLM that serves "tiny", and
-writes a line each to OUT (gzipped): the body, and the ids or the status. KIND selects special tokens that clients write:
+encoders.py KIND URL SEED COUNT OUT: posts COUNT bodies to URL/v1/chat/completions/render (harmony_responses: /v1/responses/render) of a vLLM that serves "tiny", and
+writes a line each to OUT (gzipped): the body, and the ids or the status; sound: the body is what clients write. KIND selects special tokens that clients write:
 harmony, deepseek. Two thirds are conversations with tools, results and thoughts, the rest is what bodies.py calls
 valid, nearly valid or hostile, without sampling parameters. encoders.py golden IN COUNT OUT: the first COUNT lines with a
 hash in place of the ids. Run by any Python 3; encoders.sh starts the engine.
@@ -26,7 +26,7 @@ SPECIAL = {
 class Maker(bodies.Maker):
     def __init__(self, seed, kind):
         super().__init__(seed)
-        kind, _, version = kind.partition(":")
+        kind, _, version = kind.removesuffix("_responses").partition(":")
         self.version = int(version or 0)  # of Mistral's tokenizer
         self.kind = kind
         self.strict = kind == "mistral"  # it refuses most names and ids
@@ -144,8 +144,77 @@ class Maker(bodies.Maker):
         return body
 
 
+    # Responses.
+
+    def input_text(self, role):
+        if self.one(2):
+            return self.text()
+        kind = "output_text" if role == "assistant" else "input_text"
+        parts = [{"type": kind, "text": self.text()} for _ in range(self.r.randrange(3))]
+        if role == "assistant" and self.one(3):
+            parts.append(self.pick([{"type": "refusal", "refusal": "no"}, {"type": kind, "text": self.text(), "annotations": [], "logprobs": None}]))
+        return parts
+
+    def said_item(self, role):
+        item = {"role": role, "content": self.input_text(role)}
+        if isinstance(item["content"], list) and role == "assistant" or self.one(2):
+            item["type"] = "message"
+        if self.one(5):
+            item.update(self.pick([{"id": "msg_1"}, {"status": "completed"}, {"status": "in_progress", "id": "m"}, {"phase": "commentary"}]))
+        return item
+
+    def items(self):
+        out = []
+        if self.one(2):
+            out.append(self.said_item(self.pick(["system", "developer"])))
+        calls = 0
+        for _ in range(1 + self.r.randrange(4)):
+            out.append(self.said_item("user"))
+            if self.one(8):
+                out.append(self.said_item(self.pick(["user", "system", "developer", "assistant"])))
+            for _ in range(self.r.randrange(3)):
+                if self.one(2):
+                    out.append({"type": "reasoning", "summary": self.pick([[], [{"type": "summary_text", "text": self.text()}]]),
+                                **self.pick([{}, {"content": None}, {"content": [{"type": "reasoning_text", "text": self.text()} for _ in range(self.r.randrange(3))]}, {"content": [{"type": "reasoning_text", "text": self.text()}], "status": None, "encrypted_content": "x", "id": "rs_1"}])})
+                made = [{"type": "function_call", "call_id": f"call_{calls + i}" if not self.one(10) else "call_0", "name": self.pick(["tool_0", "get-1", "f"]), "arguments": self.pick(['{"a": "é"}', "{}", "", "{", self.text()])} for i in range(1 + self.r.randrange(2))]
+                calls += len(made)
+                for call in made:
+                    if self.one(3):
+                        call.update(self.pick([{"id": "fc_1", "status": "completed"}, {"id": None}, {"status": None}, {"namespace": "n"}]))
+                results = [{"type": "function_call_output", "call_id": c["call_id"], "output": self.text(), **self.pick([{}, {}, {"id": "o"}, {"status": "completed"}, {"id": "o", "status": "completed"}])} for c in made]
+                if self.one(10):
+                    results.pop()
+                if self.one(40):
+                    results.append({"type": "function_call_output", "call_id": "x", "output": ""})
+                out += made + results
+            if not self.one(4):
+                out.append(self.said_item("assistant"))
+        return out
+
+    def sampling(self):
+        return {}
+
+    def response(self):
+        """A response's body, and whether it is what clients write."""
+        if self.one(4):
+            return {k: v for k, v in self.responses().items() if k not in ("include", "text", "background")}, False
+        body = {"model": "tiny", "input": self.items() if not self.one(12) else self.text()}
+        if self.one(2):
+            body["instructions"] = self.pick([self.text(), self.text(), "", None])
+        if self.one(2):
+            body["tools"] = [{"type": "function", **{k: v for k, v in self.tool(n)["function"].items() if k != "x"}} for n in range(1 + self.r.randrange(3))]
+            if self.one(4):
+                body["tool_choice"] = self.pick(["auto", "none", "required", {"type": "function", "name": body["tools"][0]["name"]}, {"type": "function", "name": "x"}])
+        if self.one(4):
+            body["reasoning"] = {"effort": self.pick(["low", "medium", "high", "none", "minimal", "xhigh", "max", None, "x"]), **self.pick([{}, {"summary": "auto"}])}
+        if self.one(8):
+            body["truncation"] = self.pick(["auto", "disabled"])
+        sound = not self.one(8)
+        return (body if sound else self.mutated(body) | {"model": "tiny"}), sound
+
+
 def ask(url, body):
-    request = urllib.request.Request(url + "/v1/chat/completions/render", body.encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})
     try:
         return {"ids": json.load(urllib.request.urlopen(request, timeout=60))["token_ids"]}
     except urllib.error.HTTPError as e:
@@ -171,8 +240,11 @@ def main(kind, url, seed, count, out):
     maker = Maker(int(seed), kind)
     with gzip.open(out, "wt") as f:
         for _ in range(int(count)):
-            body = bodies.dump(maker.conversation())
-            f.write(json.dumps({"body": body, **ask(url, body)}) + "\n")
+            responses = kind == "harmony_responses"
+            body, sound = maker.response() if responses else (maker.conversation(), True)
+            body = bodies.dump(body)
+            answer = ask(url + ("/v1/responses/render" if responses else "/v1/chat/completions/render"), body)
+            f.write(json.dumps({"body": body, "sound": sound, **answer}) + "\n")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ record() { # NAME TOKENIZER KIND ARGUMENTS...
 }
 
 record harmony gptoss harmony --enable-auto-tool-choice --tool-call-parser openai
+record harmony_responses gptoss harmony_responses --enable-auto-tool-choice --tool-call-parser openai
 record deepseek_v32 deepseek_v3 deepseek --enable-auto-tool-choice --tool-call-parser deepseek_v32 --tokenizer-mode deepseek_v32
 record deepseek_v4 deepseek_v3 deepseek --enable-auto-tool-choice --tool-call-parser deepseek_v4 --tokenizer-mode deepseek_v4
 record deepseek_v41 deepseek_v3 deepseek --enable-auto-tool-choice --tool-call-parser deepseek_v41 --tokenizer-mode deepseek_v41

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82094
+	totalLimit = 82410
 	totalGoal  = 62000
 )
 
@@ -34,7 +34,7 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 21030, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28298, 22000, []string{"internal/tokens"}},
+	{"tokens", 28614, 22000, []string{"internal/tokens"}},
 	{"fleet", 4440, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1710, 1300, []string{"internal/observe"}},
 	{"decide", 3203, 1700, []string{"internal/decide"}},

@@ -27,6 +27,7 @@ import (
 //	reasoning   a thought of the assistant, or null
 //	calls       of the assistant and others: {id, name, arguments}
 //	call_id     of a tool
+//	channel     of a response's item, which has texts only
 type harmony struct {
 	start, message, end, call, channel uint32
 }
@@ -153,6 +154,9 @@ func harmonyMessages(c *Chat, messages []jinja.Value) (out []harmonyMessage, err
 
 func harmonyParse(out []harmonyMessage, msg *jinja.Dict, names map[string]string) ([]harmonyMessage, error) {
 	role := text(msg, "role")
+	if channel := text(msg, "channel"); channel != "" {
+		return append(out, harmonyMessage{author: role, channel: channel, texts: textsOf(msg)}), nil
+	}
 	calls, _ := member(msg, "calls").AsList()
 	thought := member(msg, "reasoning")
 	if _, ok := thought.AsString(); !ok && thought.Truth() && role == "assistant" {
@@ -203,11 +207,7 @@ func harmonyParse(out []harmonyMessage, msg *jinja.Dict, names map[string]string
 		}
 		return nil, &Refusal{Status: 500, Reason: "'str' object has no attribute 'get'"}
 	}
-	items, _ := member(msg, "texts").AsList()
-	texts := make([]string, len(items))
-	for i := range items {
-		texts[i], _ = items[i].AsString()
-	}
+	texts := textsOf(msg)
 	switch role {
 	case "assistant":
 		if len(texts) > 0 && texts[0] != "" {
@@ -227,6 +227,15 @@ func harmonyParse(out []harmonyMessage, msg *jinja.Dict, names map[string]string
 		return nil, refuse("1 validation error for Author: role should be 'user', 'assistant', 'system', 'developer' or 'tool'")
 	}
 	return out, nil
+}
+
+func textsOf(msg *jinja.Dict) []string {
+	items, _ := member(msg, "texts").AsList()
+	texts := make([]string, len(items))
+	for i := range items {
+		texts[i], _ = items[i].AsString()
+	}
+	return texts
 }
 
 // harmonyWriter writes messages. After an error it appends nothing.

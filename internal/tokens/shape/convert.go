@@ -48,11 +48,8 @@ func functionTool(flat *jinja.Dict, parameters jinja.Value) jinja.Value {
 // responsesChat follows vLLM's vllm/entrypoints/openai/responses: instructions become the system
 // message, items become messages, and calls are added to the preceding assistant message.
 func responsesChat(in input) (fields *jinja.Dict, partial string, err error) {
-	if in.Has(body.FieldPreviousResponseID) {
-		return nil, "previous_response_id: only the engine knows the history", nil
-	}
-	if in.Has(body.FieldConversation) {
-		return nil, "conversation: only the engine knows the history", nil
+	if partial := engineHistory(in); partial != "" {
+		return nil, partial, nil
 	}
 	var list []jinja.Value
 	instructions := in.Raw(body.FieldInstructions)

@@ -171,7 +171,11 @@ func (m *Model) plan(in input) (p *plan, assumed string, err error) {
 		}
 	case body.Responses, body.Messages, body.CountTokens:
 		if in.API == body.Responses && in.profile != profiles[TRTLLM] && m.encoder != nil && m.encoder.Traits().Messages == encoders.Validated {
-			return nil, "", encoders.ErrMissing // responses have an encoder of their own
+			if in.profile != profiles[VLLM] {
+				return nil, "", encoders.ErrMissing
+			}
+			p, err = m.harmonyResponse(in)
+			break
 		}
 		assumed = "the " + in.API.String() + " API as chat"
 		p, err = m.converted(in)

@@ -363,10 +363,7 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 	case !ok || n < -1 || n == 0 && in.API != body.Tokenize:
 		return refuse("truncate_prompt_tokens: input should be an integer, -1 or at least 1")
 	case n == -1:
-		n = int64(m.maxModelLen())
-		if wanted, asked := in.vllmMaxTokens(); asked && wanted != 0 {
-			n-- // leaves room for one token
-		}
+		n = m.longestPrompt(in)
 	case m.maxModelLen() > 0 && n > int64(m.maxModelLen()):
 		return refuse("truncate_prompt_tokens: larger than the model's context of %d tokens", m.maxModelLen())
 	}
@@ -375,6 +372,15 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 		p.keep = -p.keep
 	}
 	return nil
+}
+
+// longestPrompt is the greatest number of tokens of a truncated prompt.
+func (m *Model) longestPrompt(in input) int64 {
+	n := int64(m.maxModelLen())
+	if wanted, asked := in.vllmMaxTokens(); asked && wanted != 0 {
+		n-- // leaves room for one token
+	}
+	return n
 }
 
 // forwardedIDs returns the ids that an earlier router put into kv_transfer_params. vLLM uses them
