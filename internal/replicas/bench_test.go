@@ -63,12 +63,13 @@ func load(members []*member, rate int, d time.Duration) (requests int) {
 	return n * len(members)
 }
 
-// BenchmarkSharing measures what sharing costs a replica: processor time and bytes per request
-// of its own, the delay until a change has its effect elsewhere, and the cost of an idle fleet.
+// BenchmarkSharing measures what sharing costs a replica: processor time for each request of its own (with what it
+// hears of the others, as they have as many) and for each request of the fleet, bytes, messages, the delay until a change has
+// its effect elsewhere, and the cost of an idle fleet.
 func BenchmarkSharing(b *testing.B) {
 	const seconds = 4 * time.Second
 	for _, count := range []int{2, 4} {
-		for _, rate := range []int{100, 500, 2000} {
+		for _, rate := range []int{100, 500, 2000, 5000} {
 			b.Run(fmt.Sprintf("replicas=%d/rate=%d", count, rate), func(b *testing.B) {
 				base := make([]*member, count)
 				for i := range base {
@@ -93,9 +94,10 @@ func BenchmarkSharing(b *testing.B) {
 				before = processTime(b)
 				time.Sleep(seconds)
 				idle := processTime(b) - before
-				sent := uint64(0)
+				var sent, messages uint64
 				for _, m := range members {
 					sent -= m.State().SentBytes
+					messages -= m.State().Stats.Sent
 				}
 				d.list = nil
 				before = processTime(b)
@@ -103,14 +105,18 @@ func BenchmarkSharing(b *testing.B) {
 				spent := processTime(b) - before - baseline
 				for _, m := range members {
 					sent += m.State().SentBytes
+					messages += m.State().Stats.Sent
 				}
 				d.mu.Lock()
 				slices.Sort(d.list)
 				b.ReportMetric(d.list[len(d.list)/2]*1e3, "p50-ms")
 				b.ReportMetric(d.list[len(d.list)*99/100]*1e3, "p99-ms")
 				d.mu.Unlock()
-				// Every request costs its own replica, and each of the others.
-				b.ReportMetric(float64(spent.Microseconds())/float64(n), "cpu-µs/request")
+				each := float64(spent.Microseconds()) / float64(count)
+				b.ReportMetric(each/float64(n/count), "µs/own-request")
+				b.ReportMetric(each/float64(n), "µs/request-of-all")
+				b.ReportMetric(each/1e6/seconds.Seconds(), "cores/replica")
+				b.ReportMetric(float64(messages)/float64(count)/seconds.Seconds(), "messages/s")
 				b.ReportMetric(float64(baseline.Microseconds())/float64(n), "base-µs/request")
 				b.ReportMetric(float64(sent)/float64(n), "bytes/request")
 				b.ReportMetric(idle.Seconds()/seconds.Seconds()/float64(count), "idle-cores")

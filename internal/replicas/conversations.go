@@ -25,6 +25,9 @@ func (v version) before(o version) bool {
 
 const none = ^uint32(0)
 
+// copyAtATime is how many conversations are copied under the lock at a time.
+const copyAtATime = 2048
+
 // binding is one conversation.
 type binding struct {
 	key    routing.Key
@@ -126,21 +129,22 @@ func (t *bindings) unlink(i uint32) {
 	}
 }
 
-// since returns copies of at least the conversations used after a time.
-func (t *bindings) since(used uint64) (list []binding) {
-	if used == 0 {
-		return slices.Clone(t.slab)
+// usedAfter returns copies of the conversations used after since, the least recently used first, without those bound after
+// before. It takes the lock that guards the table for a few at a time: a caller that gets all changes after before misses none.
+func (t *bindings) usedAfter(since, before uint64, locked func(func())) (list []binding) {
+	some := make([]binding, 0, copyAtATime)
+	for at, n := 0, 1; at < n; at += copyAtATime {
+		some = some[:0]
+		locked(func() {
+			n = len(t.slab)
+			for i := at; i < min(at+copyAtATime, n); i++ {
+				if b := &t.slab[i]; b.used > since && b.time <= before {
+					some = append(some, *b)
+				}
+			}
+		})
+		list = append(list, some...)
 	}
-	for i := t.newest; i != none && t.slab[i].used > used; i = t.slab[i].older {
-		list = append(list, t.slab[i])
-	}
+	slices.SortFunc(list, func(a, b binding) int { return cmp.Compare(a.used, b.used) })
 	return list
-}
-
-// usedAfter returns copies of the conversations used after a time, the least recently
-// used first. slab is a copy of the table's.
-func usedAfter(slab []binding, since uint64) []binding {
-	slab = slices.DeleteFunc(slab, func(b binding) bool { return b.used <= since })
-	slices.SortFunc(slab, func(a, b binding) int { return cmp.Compare(a.used, b.used) })
-	return slab
 }

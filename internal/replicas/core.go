@@ -1,6 +1,7 @@
 package replicas
 
 import (
+	"iter"
 	"slices"
 	"time"
 
@@ -70,8 +71,8 @@ type Out struct {
 	To      string
 	Reply   string
 	Message *kvlanev1.ReplicaMessage
-	// Build, if not nil, makes the messages instead. It needs no lock.
-	Build func() []*kvlanev1.ReplicaMessage
+	// Build, if not nil, makes the messages instead, without the lock: locked runs a function under it, for a short time.
+	Build func(locked func(func())) iter.Seq[*kvlanev1.ReplicaMessage]
 }
 
 // Core is the protocol of one replica. It implements routing.Sharer. All its methods need

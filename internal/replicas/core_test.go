@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,11 +51,7 @@ func deliver(t testing.TB, now time.Duration, cores ...*Core) {
 		for _, from := range cores {
 			for _, o := range from.Take() {
 				sent = true
-				messages := []*message{o.Message}
-				if o.Build != nil {
-					messages = o.Build()
-				}
-				for _, m := range messages {
+				for _, m := range o.all() {
 					for _, to := range cores {
 						if to != from && (o.To == "" || o.To == to.id) && (o.Reply == "" || o.Reply == to.id) {
 							to.Receive(now, recode(t, m), from.id)
@@ -311,7 +308,7 @@ func TestRecordedMessagesHaveNoEffectAgain(t *testing.T) {
 				play(to, tape[len(tape)-1:])
 				continue
 			}
-			for _, m := range o.Build() {
+			for _, m := range o.all() {
 				answers = append(answers, recode(t, m))
 				play(to, answers[len(answers)-1:])
 			}
@@ -484,34 +481,92 @@ func TestAnswersCopyWhatIsAskedFor(t *testing.T) {
 	}
 	bound(t, a, "3", routing.NoSlot) // the most recently used one
 	table := a.legs[0]
-	all := usedAfter(table.since(0), 0)
+	all := table.usedAfter(0, a.clock, unlocked)
 	if len(all) != 100 {
 		t.Fatalf("got %d conversations, want 100", len(all))
 	}
 	since := all[89].used
-	got := table.since(since)
-	if want := all[90:]; len(got) != 10 || !slices.Equal(usedAfter(got, since), want) {
+	if got, want := table.usedAfter(since, a.clock, unlocked), all[90:]; !slices.Equal(got, want) {
 		t.Errorf("since %d: got %d copies, want the last %d", since, len(got), len(want))
 	}
-	if got := table.since(all[99].used); len(got) != 0 {
+	if got := table.usedAfter(all[99].used, a.clock, unlocked); len(got) != 0 {
 		t.Errorf("since the last use: got %d copies, want 0", len(got))
 	}
 }
 
-func TestOneAnswerWaitsForEachAsker(t *testing.T) {
-	a, _ := pair(t)
-	for id := range uint64(10) {
-		a.answer(&kvlanev1.ReplicaStateRequest{Id: id + 1}, "b")
-		a.answer(&kvlanev1.ReplicaStateRequest{Id: id + 1}, "c")
+// Between two parts of a copy the table changes. What the copy lacks is in the changes that are sent meanwhile.
+func TestAStateThatChangesWhileItIsCopied(t *testing.T) {
+	const many = 3*copyAtATime + 10
+	var cores []*Core
+	for _, id := range []string{"a", "late"} {
+		c := New(id, newRouterOf(t, 4, many+100), 0, func() {})
+		c.router.Share(c)
+		cores = append(cores, c)
 	}
-	last := map[string][]uint64{}
-	for _, o := range a.Take() {
-		if o.Build != nil {
-			last[o.Reply] = append(last[o.Reply], o.Build()[0].GetStatePart().GetId())
+	a, late := cores[0], cores[1]
+	for i := range many {
+		bound(t, a, fmt.Sprint(i), 1)
+		a.flush()
+	}
+	a.heartbeat()
+	a.out = a.out[len(a.out)-1:] // late has heard nothing before
+	send := func(from, to *Core) {
+		for _, o := range from.Take() {
+			for _, m := range o.all() {
+				to.Receive(0, recode(t, m), from.id)
+			}
 		}
 	}
-	if !slices.Equal(last["b"], []uint64{10}) || !slices.Equal(last["c"], []uint64{10}) {
-		t.Errorf("got answers to the requests %v, want only the last one of each asker, 10", last)
+	late.Take()
+	send(a, late)
+	send(late, a) // the request
+	steps := 0
+	for _, o := range a.Take() {
+		if o.Build == nil {
+			late.Receive(0, recode(t, o.Message), a.id)
+			continue
+		}
+		for m := range o.Build(func(do func()) {
+			do()
+			steps++
+			bound(t, a, fmt.Sprint("new", steps), 1)
+			for i := range 4 { // moved before and after its copy
+				bound(t, a, fmt.Sprint(i*copyAtATime+steps), 2)
+			}
+		}) {
+			late.Receive(0, recode(t, m), a.id)
+		}
+	}
+	send(a, late)
+	for key := range a.legs[0].byKey {
+		want, _ := a.router.Bound(0, key)
+		if got, _ := late.router.Bound(0, key); got != want {
+			t.Fatalf("conversation %x: got %v, want %v", key, got, want)
+		}
+	}
+	p := late.peers["a"]
+	if got, want := len(late.legs[0].byKey), many+steps; got != want || p.request != 0 || p.seq != a.seq || late.requests != 1 || steps < 4 {
+		t.Errorf("got %d conversations, change %d after %d requests and %d steps, want %d, %d, 1, some", got, p.seq, late.requests, steps, want, a.seq)
+	}
+}
+
+func TestOneAnswerToEachAsker(t *testing.T) {
+	a, _ := pair(t)
+	for id := range uint64(10) {
+		for _, asker := range []string{"b", "c"} {
+			a.Receive(0, &message{Version: 1, Replica: asker, StateRequest: &kvlanev1.ReplicaStateRequest{Id: id + 2}}, asker)
+		}
+	}
+	got := map[string][]uint64{}
+	for _, o := range a.Take() {
+		if o.Build != nil {
+			for m := range o.Build(unlocked) {
+				got[o.Reply] = append(got[o.Reply], m.GetStatePart().GetId())
+			}
+		}
+	}
+	if !slices.Equal(got["b"], []uint64{11}) || !slices.Equal(got["c"], []uint64{11}) {
+		t.Errorf("got answers to the requests %v, want only the last one of each asker, 11", got)
 	}
 }
 
@@ -693,18 +748,14 @@ func writeRecord(t *testing.T) {
 		add(o.Message)
 	}
 	gone := pick(0, "")
-	c.answer(&kvlanev1.ReplicaStateRequest{Id: 1}, "reply")
+	c.answer(&peer{requested: new(atomic.Uint64)}, &kvlanev1.ReplicaStateRequest{}, "reply")
 	pick(1, "c")
 	r.FirstToken(0, pick(2, ""))
 	r.Release(0, gone)
 	c.heartbeat()
 	for _, o := range c.Take() {
-		if o.Build != nil {
-			for _, m := range o.Build() {
-				add(m)
-			}
-		} else {
-			add(o.Message)
+		for _, m := range o.all() {
+			add(m)
 		}
 	}
 	if err := os.MkdirAll("testdata", 0o755); err != nil {

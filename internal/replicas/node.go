@@ -25,10 +25,7 @@ import (
 
 const (
 	maxPayload = 1 << 20
-	// received bounds the messages that wait to be handled; more are dropped and asked for
-	// again.
-	received  = 1 << 15
-	tickEvery = 100 * time.Millisecond
+	tickEvery  = 100 * time.Millisecond
 	// helloEvery is how often a replica that starts asks the others to answer.
 	helloEvery = 200 * time.Millisecond
 )
@@ -60,6 +57,7 @@ type Node struct {
 	answers chan Out
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
+	storing sync.WaitGroup // of the store's goroutine
 	started time.Time
 	ready   atomic.Bool
 	// since is when the oldest change to be sent was made, in ns of the wall clock; 0 for
@@ -97,15 +95,7 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 		stop()
 		return nil, err
 	}
-	messages := make(chan *nats.Msg, received)
-	if n.conn, err = nats.Connect(o.Config.External.URL, options...); err == nil {
-		for _, subject := range []string{n.changes("*"), n.requests(n.id), n.parts(n.id)} {
-			if _, err = n.conn.ChanSubscribe(subject, messages); err != nil {
-				break
-			}
-		}
-	}
-	if err != nil {
+	if n.conn, err = nats.Connect(o.Config.External.URL, options...); err != nil {
 		n.Close()
 		return nil, fmt.Errorf("fleet: %w", err)
 	}
@@ -120,10 +110,17 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 		}
 		r.Share(n.core)
 	})
-	if n.store != nil {
-		n.wg.Go(func() { n.persist(background) })
+	// Messages that wait to be handled are bounded by nats.DefaultSubPendingBytesLimit. More are dropped,
+	// and asked for again.
+	for _, subject := range []string{n.changes("*"), n.requests(n.id), n.parts(n.id)} {
+		if _, err = n.conn.Subscribe(subject, n.receive); err != nil {
+			n.Close()
+			return nil, fmt.Errorf("fleet: %w", err)
+		}
 	}
-	n.wg.Go(func() { n.receive(background, messages) })
+	if n.store != nil {
+		n.storing.Go(func() { n.persist(background) })
+	}
 	n.wg.Go(func() { n.send(background) })
 	n.wg.Go(func() { n.answer(background) })
 	if n.server != nil {
@@ -218,31 +215,27 @@ func (n *Node) wake() {
 	}
 }
 
-// receive handles the others' messages.
-func (n *Node) receive(ctx context.Context, messages <-chan *nats.Msg) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case msg := <-messages:
-			var m *kvlanev1.ReplicaMessage
-			data, err := n.seal.open(msg.Subject, msg.Data)
-			if err == nil {
-				m, err = Parse(data)
-			}
-			if err != nil {
-				n.malformed.Add(1)
-				continue
-			}
-			reply := msg.Reply
-			if reply != n.parts(m.GetReplica()) {
-				reply = "" // an answer goes only to its asker
-			}
-			n.o.Update(func(_ *routing.Router, now time.Duration) { n.core.Receive(now, m, reply) })
-			if m.GetSent() != 0 && n.o.Delay != nil {
-				n.o.Delay.Observe(max(time.Duration(time.Now().UnixNano()-m.GetSent()), 0).Seconds())
-			}
-		}
+// receive handles a message of another replica. It runs once at a time for each subject.
+func (n *Node) receive(msg *nats.Msg) {
+	if len(msg.Data) == 0 {
+		return // NATS' notice that the replica of a request is not there
+	}
+	var m *kvlanev1.ReplicaMessage
+	data, err := n.seal.open(msg.Subject, msg.Data)
+	if err == nil {
+		m, err = Parse(data)
+	}
+	if err != nil {
+		n.malformed.Add(1)
+		return
+	}
+	reply := msg.Reply
+	if reply != n.parts(m.GetReplica()) {
+		reply = "" // an answer goes only to its asker
+	}
+	n.o.Update(func(_ *routing.Router, now time.Duration) { n.core.Receive(now, m, reply) })
+	if m.GetSent() != 0 && n.o.Delay != nil {
+		n.o.Delay.Observe(max(time.Duration(time.Now().UnixNano()-m.GetSent()), 0).Seconds())
 	}
 }
 
@@ -324,7 +317,10 @@ func (n *Node) answer(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case o := <-n.answers:
-			for _, m := range o.Build() {
+			for m := range o.Build(func(do func()) { n.o.Update(func(*routing.Router, time.Duration) { do() }) }) {
+				if ctx.Err() != nil {
+					return
+				}
 				n.put(o.Reply, "", m)
 			}
 		}
@@ -394,6 +390,7 @@ func (n *Node) Close() {
 		n.flush(func(time.Duration) { n.core.Bye() })
 		_ = n.conn.FlushTimeout(time.Second)
 	}
+	n.storing.Wait() // the last write may take seconds
 	if n.conn != nil {
 		n.conn.Close()
 	}

@@ -479,6 +479,61 @@ func TestStrangersMessages(t *testing.T) {
 	s.WaitForShutdown()
 }
 
+// Messages that wait for the router are bounded in bytes, too: they may have 1 MB each.
+func TestMessagesThatWaitAreBounded(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	s := startNATS(t, server.RANDOM_PORT)
+	f := external(t, s.Addr().(*net.TCPAddr).Port)
+	m := startMember(t, &f, nil)
+	conn := must(nats.Connect(f.External.URL, nats.UserInfo("u", "p")))
+	eventually(t, "readiness", func() bool { return m.Waiting() == "" })
+	const count = 80
+	big := &message{Version: 1, Replica: "x"}
+	big.ProtoReflect().SetUnknown(append([]byte{0xfa, 0x7f, 0x80, 0x80, 0x3c}, make([]byte, 60<<14)...)) // 960 KiB
+	m.mu.Lock()
+	for n := range uint64(count) {
+		big.Number = n + 1
+		if err := conn.Publish(m.changes("x"), must(proto.Marshal(big))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "last message", func() bool { return m.conn.Stats().InMsgs >= count })
+	m.mu.Unlock()
+	conn.Close()
+	var got uint64
+	eventually(t, "end of the messages", func() bool {
+		before := got
+		got = m.State().Stats.Received
+		time.Sleep(50 * time.Millisecond)
+		return got > 0 && got == before
+	})
+	if want := uint64(nats.DefaultSubPendingBytesLimit/(60<<14) + 1); got > want || m.malformed.Load() > 0 {
+		t.Errorf("got %d messages kept of %d and %d malformed, want at most %d and 0", got, count, m.malformed.Load(), want)
+	}
+	m.Close()
+	s.Shutdown()
+	s.WaitForShutdown()
+}
+
+func TestGoodbyeDoesNotWaitForTheStore(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	m := cluster(t, freePorts(t, 2), func(*config.Fleet) {})
+	eventually(t, "pair", func() bool { return len(m[0].State().Peers) == 1 && len(m[1].State().Peers) == 1 })
+	written, closed := make(chan struct{}), make(chan struct{})
+	m[0].storing.Go(func() { <-written })
+	go func() { m[0].Close(); close(closed) }()
+	eventually(t, "end of the replica that leaves", func() bool { return len(m[1].State().Peers) == 0 })
+	if got := m[1].State().Stats.Dropped; got != 0 {
+		t.Errorf("got %d replicas dropped for silence, want a goodbye before the store is written", got)
+	}
+	close(written)
+	<-closed
+	m[1].Close()
+}
+
 // Writing to a server that hangs blocks send, and Close, until the timeout.
 func TestAServerThatHangsIsNotWaitedForLong(t *testing.T) {
 	n := &Node{o: Options{Config: new(defaultFleet(config.FleetOff))}}

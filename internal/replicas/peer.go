@@ -2,7 +2,10 @@ package replicas
 
 import (
 	"cmp"
+	"iter"
+	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -20,9 +23,10 @@ type peer struct {
 	gone bool
 	// silent is how long it had been silent when it was dropped; 0 if it said goodbye.
 	silent time.Duration
-	// number is that of its last message to all, 0 if its version does not number them, and
-	// requested the id of its last state request.
-	number, requested uint64
+	// number is that of its last message to all, 0 if its version does not number them.
+	number uint64
+	// requested is the id of its last state request. It is read without the lock.
+	requested *atomic.Uint64
 	// live reports that its state has arrived once. From then on seq is the last change
 	// that was applied, and clock the logical time then.
 	live       bool
@@ -74,13 +78,13 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 		if m.GetBye() || !c.room() {
 			return
 		}
-		p = &peer{id: m.GetReplica(), gone: true}
+		p = &peer{id: m.GetReplica(), gone: true, requested: new(atomic.Uint64)}
 		c.peers[p.id] = p
 	}
 	r := m.GetStateRequest()
 	switch {
-	case r != nil && reply != "" && r.GetId() > p.requested:
-		p.requested = r.GetId()
+	case r != nil && reply != "" && r.GetId() > p.requested.Load():
+		p.requested.Store(r.GetId())
 	case r != nil, p.number != 0 && m.GetNumber() <= p.number:
 		c.stats.Duplicates++ // late, or recorded and sent again by somebody else
 		return
@@ -98,7 +102,7 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 		c.heartbeat()
 	}
 	if r != nil {
-		c.answer(r, reply)
+		c.answer(p, r, reply)
 	}
 	if p.gone {
 		p.gone, p.ledger, c.changed = false, map[routing.ReservationID]*copied{}, now
@@ -189,56 +193,54 @@ func (c *Core) ask(now time.Duration, p *peer) {
 	c.wake()
 }
 
-// answer sends the state. Only the copies are made here, under the lock.
-func (c *Core) answer(r *kvlanev1.ReplicaStateRequest, reply string) {
-	c.flush()
-	own := make([]routing.Booking, 0, len(c.own))
-	for _, b := range c.own {
-		own = append(own, b)
-	}
-	var tables [numLegs][]binding
-	if !r.GetNoConversations() {
-		for leg, t := range c.legs {
-			tables[leg] = t.since(r.GetSince())
-		}
-	}
-	head := c.header(func(*kvlanev1.ReplicaMessage) {})
-	since := r.GetSince()
-	id := r.GetId()
-	c.out = slices.DeleteFunc(c.out, func(o Out) bool { return o.Reply == reply }) // the asker gave up the request
-	c.out = append(c.out, Out{Reply: reply, Build: func() []*kvlanev1.ReplicaMessage { return parts(head, id, since, own, tables) }})
-	c.wake()
-}
-
-// parts writes a state as messages.
-func parts(head *kvlanev1.ReplicaMessage, id, since uint64, own []routing.Booking, tables [numLegs][]binding) []*kvlanev1.ReplicaMessage {
-	var list []*kvlanev1.ReplicaMessage
-	var w writer
-	next := func() {
-		w = writer{m: &kvlanev1.ReplicaMessage{Version: head.GetVersion(), Replica: head.GetReplica(), Seq: head.GetSeq(), Clock: head.GetClock()}}
-		list = append(list, w.m)
-	}
-	next()
-	slices.SortFunc(own, func(a, b routing.Booking) int { return cmp.Compare(a.ID, b.ID) })
-	for i := range own {
-		if w.entries >= partSize {
-			next()
-		}
-		w.booked(&own[i])
-	}
-	for leg := range tables {
-		used := usedAfter(tables[leg], since)
-		for i := range used {
-			if w.entries >= partSize {
-				next()
+// answer sends the state. A later request of the same replica ends the answer to this one.
+func (c *Core) answer(p *peer, r *kvlanev1.ReplicaStateRequest, reply string) {
+	requested, id, since := p.requested, r.GetId(), r.GetSince()
+	wanted := func() bool { return requested.Load() == id }
+	c.out = append(c.out, Out{Reply: reply, Build: func(locked func(func())) iter.Seq[*kvlanev1.ReplicaMessage] {
+		return func(yield func(*kvlanev1.ReplicaMessage) bool) {
+			if !wanted() {
+				return
 			}
-			w.conversation(leg, &used[i])
+			var head *kvlanev1.ReplicaMessage
+			var own []routing.Booking
+			locked(func() {
+				c.flush() // what is gathered belongs to the state
+				c.wake()
+				head = c.header(func(*kvlanev1.ReplicaMessage) {})
+				own = slices.Collect(maps.Values(c.own))
+			})
+			var tables [numLegs][]binding
+			if !r.GetNoConversations() {
+				for leg, t := range c.legs {
+					tables[leg] = t.usedAfter(since, head.GetClock(), locked)
+				}
+			}
+			slices.SortFunc(own, func(a, b routing.Booking) int { return cmp.Compare(a.ID, b.ID) })
+			n := len(own) + len(tables[0]) + len(tables[1])
+			count := max(1, (n+partSize-1)/partSize)
+			for part := range count {
+				w := writer{m: &kvlanev1.ReplicaMessage{
+					Version: formatVersion, Replica: c.id, Seq: head.GetSeq(), Clock: head.GetClock(),
+					StatePart: &kvlanev1.ReplicaStatePart{Id: id, Part: uint32(part), Parts: uint32(count)},
+				}}
+				for i := part * partSize; i < min((part+1)*partSize, n); i++ {
+					switch at := i - len(own); {
+					case at < 0:
+						w.booked(&own[i])
+					case at < len(tables[0]):
+						w.conversation(0, &tables[0][at])
+					default:
+						w.conversation(1, &tables[1][at-len(tables[0])])
+					}
+				}
+				if !wanted() || !yield(w.m) {
+					return
+				}
+			}
 		}
-	}
-	for i, m := range list {
-		m.StatePart = &kvlanev1.ReplicaStatePart{Id: id, Part: uint32(i), Parts: uint32(len(list))}
-	}
-	return list
+	}})
+	c.wake()
 }
 
 // part takes a part of a state that was asked for. Parts that are missing or out of order

@@ -74,6 +74,16 @@ const (
 	maxRecorded      = 100
 )
 
+// all returns the messages of o, which owns the lock.
+func (o *Out) all() []*message {
+	if o.Build != nil {
+		return slices.Collect(o.Build(unlocked))
+	}
+	return []*message{o.Message}
+}
+
+func unlocked(do func()) { do() }
+
 func newSimulation(t testing.TB, seed uint64) *simulation {
 	s := &simulation{t: t, rng: rand.New(rand.NewPCG(seed, 1)), replicas: map[string]*simulated{}, side: map[string]int{}}
 	for n := range s.known {
@@ -115,11 +125,7 @@ func (s *simulation) send(id string) {
 	r := s.replicas[id]
 	r.awake = false
 	for _, o := range r.core.Take() {
-		list := []*message{o.Message}
-		if o.Build != nil {
-			list = o.Build()
-		}
-		for _, m := range list {
+		for _, m := range o.all() {
 			m := recode(s.t, m) // receivers change nothing in it
 			for _, to := range s.ids() {
 				if to == id || o.To != "" && o.To != to || o.Reply != "" && o.Reply != to {
