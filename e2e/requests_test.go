@@ -157,8 +157,11 @@ func TestBodiesArriveIntact(t *testing.T) {
 			if r := b.post("/v1/audio/transcriptions", big); r.status != http.StatusNotFound {
 				t.Errorf("10 MB: status %d", r.status)
 			}
-			if n := b.metric("kvlane_requests_total", `api="audio"`, `outcome="routed"`); n != 1 {
-				t.Errorf("got %v audio requests routed, want 1", n)
+			if r := b.post("/v1/audio/speech", []byte(`{"model": "demo", "input": "Hello", "voice": "alloy"}`)); r.status != http.StatusNotFound {
+				t.Errorf("speech: got status %d, want the engine's 404", r.status)
+			}
+			if n := b.metric("kvlane_requests_total", `api="audio"`, `outcome="routed"`); n != 2 {
+				t.Errorf("got %v audio requests routed, want 2", n)
 			}
 		})
 	}

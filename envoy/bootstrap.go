@@ -107,7 +107,7 @@ func InferencePaths() []string {
 	return []string{
 		"/v1/chat/completions", "/v1/chat/completions/render", "/v1/completions", "/v1/completions/render", "/v1/responses", "/v1/responses/*",
 		"/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/v1/models", "/v1/models/*",
-		"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
+		"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech", "/v1/realtime",
 		"/generate", "/inference/v1/generate", "/tokenize", "/v1/tokenize", "/detokenize", "/v1/detokenize",
 		"/pooling", "/classify", "/v1/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v2/embed",
 	}

@@ -110,6 +110,12 @@ func TestBootstrapIsAcceptedByEnvoy(t *testing.T) {
 	if bin == "" {
 		t.Skip("ENVOY is not set: `make test` sets it")
 	}
+	valid := func(name, file string) {
+		t.Helper()
+		if out, err := exec.Command(bin, "--mode", "validate", "-c", file).CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+	}
 	for name, o := range shapes() {
 		text, err := Bootstrap(o)
 		if err != nil {
@@ -119,10 +125,9 @@ func TestBootstrapIsAcceptedByEnvoy(t *testing.T) {
 		if err := os.WriteFile(file, text, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := exec.Command(bin, "--mode", "validate", "-c", file).CombinedOutput(); err != nil {
-			t.Errorf("%s: %v\n%s", name, err, out)
-		}
+		valid(name, file)
 	}
+	valid("compose", "../docs/examples/compose/envoy.yaml")
 }
 
 func TestBootstrapRefusesWhatEnvoyWould(t *testing.T) {

@@ -28,6 +28,7 @@
 - /v1/audio/transcriptions
 - /v1/audio/translations
 - /v1/audio/speech
+- /v1/realtime
 - /generate
 - /inference/v1/generate
 - /tokenize
@@ -176,6 +177,15 @@ static_resources:
             - name: all
               domains: ["*"]
               routes:
+              - match: { {{- if .Paths}}safe_regex: {regex: '{{.Paths}}'}{{else}}prefix: /{{end}}, headers: [{name: ":path", string_match: {prefix: /v1/realtime}},
+                  {name: ":method", string_match: {exact: GET}}, {name: upgrade, string_match: {exact: websocket, ignore_case: true}}]}
+                typed_per_filter_config:          # Kvlane picks on the headers; what follows has no end and passes unread
+                  kvlane: {"@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute, overrides: {processing_mode: {
+                    request_header_mode: SEND, request_body_mode: NONE, request_trailer_mode: SKIP, response_header_mode: SEND, response_body_mode: NONE, response_trailer_mode: SEND}}}
+{{- if .FirstToken}}
+                  first-token: {"@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute, disabled: true}
+{{- end}}
+                route: {cluster: model_servers, timeout: 0s, upgrade_configs: [{upgrade_type: websocket}]}
               - match: {{if .Paths}}{safe_regex: {regex: '{{.Paths}}'}}{{else}}{prefix: /}{{end}}
                 request_body_buffer_limit: {{.MaxBody}}   # a larger body is answered 413
                 route:
