@@ -65,15 +65,12 @@ func (c *cursor) tag() (protowire.Number, protowire.Type, error) {
 }
 
 // length reads a length prefix and checks that this many bytes fit before end.
-func (c *cursor) length(end int) (int, error) {
+func (c *cursor) length(end int) (uint64, error) {
 	v, err := c.varint()
-	if err != nil {
-		return 0, err
+	if err == nil && (c.pos > end || v > uint64(end-c.pos)) {
+		err = errMalformed
 	}
-	if c.pos > end || v > uint64(end-c.pos) {
-		return 0, errMalformed
-	}
-	return int(v), nil
+	return v, err
 }
 
 func (c *cursor) skip(n int) error {
@@ -134,6 +131,36 @@ func (c *cursor) bytes(n int) ([]byte, error) {
 	return b, nil
 }
 
+// eachField calls read for each field before end with a value v (VarintType), or with v bytes
+// that read must consume (BytesType). It skips other fields.
+func (c *cursor) eachField(end int, read func(num protowire.Number, typ protowire.Type, v uint64) error) error {
+	for c.pos < end {
+		num, typ, err := c.tag()
+		if err != nil {
+			return err
+		}
+		var v uint64
+		switch typ {
+		case protowire.VarintType:
+			v, err = c.varint()
+		case protowire.BytesType:
+			v, err = c.length(end)
+		default:
+			if err := c.skipValue(num, typ, end, 0); err != nil {
+				return err
+			}
+			continue
+		}
+		if err == nil {
+			err = read(num, typ, v)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // skipValue skips the value of a field that is not used.
 func (c *cursor) skipValue(num protowire.Number, typ protowire.Type, end, depth int) error {
 	switch typ {
@@ -149,7 +176,7 @@ func (c *cursor) skipValue(num protowire.Number, typ protowire.Type, end, depth 
 		if err != nil {
 			return err
 		}
-		return c.skip(n)
+		return c.skip(int(n))
 	case protowire.StartGroupType:
 		if depth == maxGroupDepth {
 			return errMalformed

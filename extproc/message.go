@@ -87,34 +87,17 @@ func (m *message) decode(data mem.BufferSlice) error {
 }
 
 func (m *message) decodeFields(c *cursor, end int) error {
-	for c.pos < end {
-		num, typ, err := c.tag()
-		if err != nil {
-			return err
-		}
+	return c.eachField(end, func(num protowire.Number, typ protowire.Type, v uint64) error {
 		switch {
-		case num >= 2 && num <= 9 && typ == protowire.BytesType, (num == 11 || num == 12) && typ == protowire.BytesType:
-			n, err := c.length(end)
-			if err != nil {
-				return err
-			}
-			err = m.decodePart(c, num, n)
-			if err != nil {
-				return err
-			}
-		case num == 10 && typ == protowire.VarintType:
-			v, err := c.varint()
-			if err != nil {
-				return err
-			}
+		case typ == protowire.VarintType && num == 10:
 			m.observed = v != 0
-		default:
-			if err := c.skipValue(num, typ, end, 0); err != nil {
-				return err
-			}
+		case typ == protowire.BytesType && (num >= 2 && num <= 9 || num == 11 || num == 12):
+			return m.decodePart(c, num, int(v))
+		case typ == protowire.BytesType:
+			return c.skip(int(v))
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // decodePart reads one sub-message of n bytes.
@@ -155,45 +138,27 @@ func (m *message) decodePart(c *cursor, num protowire.Number, n int) error {
 
 // decodeBody reads an HttpBody that ends at end.
 func (m *message) decodeBody(c *cursor, end int) error {
-	for c.pos < end {
-		num, typ, err := c.tag()
-		if err != nil {
-			return err
-		}
+	err := c.eachField(end, func(num protowire.Number, typ protowire.Type, v uint64) (err error) {
 		switch {
-		case num == 1 && typ == protowire.BytesType:
-			n, err := c.length(end)
-			if err != nil {
-				return err
-			}
+		case typ == protowire.BytesType && num == 1:
 			m.free()
-			m.size = n
-			if m.body, err = c.refs(n, m.body); err != nil {
-				return err
-			}
-		case num >= 2 && num <= 4 && typ == protowire.VarintType:
-			v, err := c.varint()
-			if err != nil {
-				return err
-			}
-			switch num {
-			case 2:
-				m.last = v != 0
-			case 3:
-				m.withoutMessage = v != 0
-			case 4:
-				m.compressed = v != 0
-			}
-		default:
-			if err := c.skipValue(num, typ, end, 0); err != nil {
-				return err
-			}
+			m.size = int(v)
+			m.body, err = c.refs(m.size, m.body)
+		case typ == protowire.BytesType:
+			err = c.skip(int(v))
+		case num == 2:
+			m.last = v != 0
+		case num == 3:
+			m.withoutMessage = v != 0
+		case num == 4:
+			m.compressed = v != 0
 		}
+		return err
+	})
+	if err == nil && c.pos != end {
+		err = errMalformed
 	}
-	if c.pos != end {
-		return errMalformed
-	}
-	return nil
+	return err
 }
 
 // decodeHeaders reads an HttpHeaders.
