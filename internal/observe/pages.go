@@ -101,22 +101,22 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_ = e.Encode(v) //nolint:errchkjson // the client left
 }
 
-func intParam(r *http.Request, name string, absent, least, most int) (int, error) {
-	text := r.URL.Query().Get(name)
+// countParam returns the parameter n of a request. It answers one that is not a number from least to most.
+func countParam(w http.ResponseWriter, r *http.Request, absent, least, most int) (n int, ok bool) {
+	text := r.URL.Query().Get("n")
 	if text == "" {
-		return absent, nil
+		return absent, true
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil || n < least || n > most {
-		return 0, fmt.Errorf("%s=%q: want %d to %d", name, text, least, most)
+	if ok = err == nil && n >= least && n <= most; !ok {
+		http.Error(w, fmt.Sprintf("n=%q: want %d to %d", text, least, most), http.StatusBadRequest)
 	}
-	return n, nil
+	return n, ok
 }
 
 func (p *Pages) decisions(w http.ResponseWriter, r *http.Request) {
-	n, err := intParam(r, "n", 20, 1, 10000)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
+	n, ok := countParam(w, r, 20, 1, 10000)
+	if !ok {
 		return
 	}
 	list := p.Decisions.Last(n)
@@ -172,9 +172,8 @@ func (p *Pages) export(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *Pages) record(w http.ResponseWriter, r *http.Request) {
-	n, err := intParam(r, "n", 1, 1, maxRecorded)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
+	n, ok := countParam(w, r, 1, 1, maxRecorded)
+	if !ok {
 		return
 	}
 	p.Record(n)

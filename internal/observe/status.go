@@ -176,9 +176,8 @@ const (
 // stream sends decisions as server-sent events: the last n, then each as it is made, and again
 // when its request has ended. With follow=false it ends after the first ones.
 func (p *Pages) stream(w http.ResponseWriter, r *http.Request) {
-	n, err := intParam(r, "n", 50, 0, 10000)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
+	n, ok := countParam(w, r, 50, 0, 10000)
+	if !ok {
 		return
 	}
 	if p.streams.Add(1) > maxStreams {
