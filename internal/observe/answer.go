@@ -22,7 +22,7 @@ type answers struct {
 	firstRatio, perTokenRatio      *prometheus.HistogramVec
 	input, cached, output, targets *prometheus.CounterVec
 
-	mu      sync.RWMutex
+	mu      sync.Mutex
 	byModel map[string]*modelSeries
 }
 
@@ -36,15 +36,10 @@ type modelSeries struct {
 
 // of returns the series of a model that is known; "" stands for any other.
 func (a *answers) of(model string) *modelSeries {
-	a.mu.RLock()
-	s := a.byModel[model]
-	a.mu.RUnlock()
-	if s != nil {
-		return s
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if s := a.byModel[model]; s != nil {
+	s := a.byModel[model]
+	if s != nil {
 		return s
 	}
 	name := Clip(model)
@@ -58,9 +53,6 @@ func (a *answers) of(model string) *modelSeries {
 		a.firstRatio.WithLabelValues(name), a.perTokenRatio.WithLabelValues(name),
 		a.input.WithLabelValues(name), a.cached.WithLabelValues(name), a.output.WithLabelValues(name),
 		a.targets.WithLabelValues(name, "met"), a.targets.WithLabelValues(name, "missed")}
-	if a.byModel == nil {
-		a.byModel = map[string]*modelSeries{}
-	}
 	if model != "" {
 		model = name // the model's memory is the request's
 	}

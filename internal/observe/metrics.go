@@ -129,6 +129,7 @@ func New(version string) *Metrics {
 		m.stages[s] = stages.WithLabelValues(s.String())
 	}
 	m.answers = answers{
+		byModel:       map[string]*modelSeries{},
 		duration:      histogram("request_duration_seconds", "Time from the arrival of a request to the end of its answer.", answerBuckets, "model"),
 		firstToken:    histogram("time_to_first_token_seconds", "Time from the arrival of a request to its first token.", prometheus.ExponentialBuckets(0.005, 2, 15), "model"),
 		perToken:      histogram("time_per_output_token_seconds", "Mean time between the output tokens of a streamed answer whose usage was seen.", prometheus.ExponentialBuckets(0.001, 2, 12), "model"),
