@@ -15,13 +15,6 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 )
 
-func loadConfig(file string) (c *config.Config, warnings []config.Problem, err error) {
-	if file == "" {
-		return nil, nil, usageError{"needs --config FILE"}
-	}
-	return config.Load(file)
-}
-
 func runCheck(ctx context.Context, io streams, args []string) error {
 	f := flags("check")
 	file := f.String("config", "", "configuration `file`, the same as the argument")

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -82,19 +80,10 @@ func (m *member) notReady() string {
 		return "it has ended; its log is " + strings.TrimSuffix(m.file, ".yaml") + ".log"
 	default:
 	}
-	resp, err := http.Get("http://" + m.admin + "/readyz")
-	if err != nil {
+	if _, err := health(context.Background(), "http://"+m.admin+"/readyz", 3*time.Second); err != nil {
 		return err.Error()
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode == http.StatusOK {
-		return ""
-	}
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return err.Error()
-	}
-	return strings.TrimSpace(string(text))
+	return ""
 }
 
 // welcomeFleet prints how to kill replicas.

@@ -26,14 +26,6 @@ topic (may be missing), seq (the 8 bytes of the second frame as a number) and pa
 hexadecimal) are the message's frames; other keys are ignored, so times and names may be added.`,
 }
 
-func runEventsTail(ctx context.Context, io streams, args []string) error {
-	return runEvents(ctx, io, "tail", args)
-}
-
-func runEventsDecode(ctx context.Context, io streams, args []string) error {
-	return runEvents(ctx, io, "decode", args)
-}
-
 func runEvents(ctx context.Context, io streams, verb string, args []string) error {
 	f := flags("events " + verb)
 	engine := f.String("engine", "vllm", "`dialect`: vllm, sglang, trtllm")

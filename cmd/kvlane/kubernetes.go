@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -31,7 +32,7 @@ type kubernetes struct {
 	options kube.Options
 	asker   *workers.Asker
 	client  *kube.Client
-	source  *kube.Source
+	source  atomic.Pointer[kube.Source] // nil until start
 
 	objectives atomic.Int64
 
@@ -70,15 +71,12 @@ func (k *kubernetes) start(set func(string, []workers.Entry), setObjectives func
 		k.objectives.Store(int64(len(priorities)))
 		setObjectives(priorities)
 	}
-	source := kube.Start(context.Background(), k.options)
-	k.mu.Lock()
-	k.source = source
-	k.mu.Unlock()
+	k.source.Store(kube.Start(context.Background(), k.options))
 }
 
 func (k *kubernetes) close() {
-	if k.source != nil {
-		k.source.Close()
+	if source := k.source.Load(); source != nil {
+		source.Close()
 	}
 	if k.asker != nil {
 		k.asker.Close()
@@ -88,29 +86,28 @@ func (k *kubernetes) close() {
 
 // waiting returns which pools or pods are not listed yet, and since when all of them are.
 func (k *kubernetes) waiting() (since time.Time, why string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.source == nil {
+	source := k.source.Load()
+	if source == nil {
 		return time.Time{}, "pools are not known yet"
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if !k.synced.IsZero() {
 		return k.synced, "" // the workers stay if the API server goes away later
 	}
-	if why := k.source.Waiting(); why != "" {
+	if why := source.Waiting(); why != "" {
 		return time.Time{}, why
 	}
 	k.synced = time.Now()
 	return k.synced, ""
 }
 
-// missing returns the pools that do not exist, as "namespace/name".
+// missing returns the pools that do not exist, as "namespace/name". k may be nil.
 func (k *kubernetes) missing() []string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.source == nil {
+	if k == nil || k.source.Load() == nil {
 		return nil
 	}
-	return k.source.Missing()
+	return k.source.Load().Missing()
 }
 
 // collect emits metrics of the pools.
@@ -132,12 +129,10 @@ func (k *kubernetes) collect(emit observe.Emit) {
 }
 
 func (k *kubernetes) pools() []workers.Pool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.source == nil {
-		return nil
+	if source := k.source.Load(); source != nil {
+		return source.Pools()
 	}
-	return k.source.Pools()
+	return nil
 }
 
 // gate refuses requests for other pools.
@@ -253,16 +248,19 @@ func kubernetesFlags(f *flag.FlagSet) *poolFlags {
 
 // load reads the configuration, which is optional if the command line names a pool.
 func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Problem, err error) {
-	if file == "" && (k.pool != "" || k.selector != nil) {
+	alone := k.pool != "" || k.selector != nil
+	switch {
+	case file == "" && !alone:
+		return nil, nil, usageError{"needs --config FILE"}
+	case file == "":
 		empty := config.Default()
-		c = &empty
-		if k.port == 0 {
-			k.port = 9002
+		c, k.port = &empty, cmp.Or(k.port, 9002)
+	default:
+		if c, warnings, err = config.Load(file); err != nil {
+			return nil, nil, err
 		}
-	} else if c, warnings, err = loadConfig(file); err != nil {
-		return nil, nil, err
 	}
-	if c.Workers.Kubernetes == nil && (k.pool != "" || k.selector != nil) {
+	if c.Workers.Kubernetes == nil && alone {
 		defaults := config.DefaultKubernetes()
 		c.Workers.Kubernetes = &defaults
 	}

@@ -390,7 +390,7 @@ func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) http.Hand
 			return
 		}
 		fmt.Fprintln(w, "ok")
-		for _, pool := range s.missingPools() {
+		for _, pool := range s.kube.missing() {
 			fmt.Fprintf(w, "warning: there is no InferencePool %s: requests for it are answered 503\n", pool)
 		}
 		observe.WriteWarnings(w, s.decider.Fleet().Warnings())
@@ -425,13 +425,6 @@ func (s *service) status() observe.Status {
 	return st
 }
 
-func (s *service) missingPools() []string {
-	if s.kube == nil {
-		return nil
-	}
-	return s.kube.missing()
-}
-
 // notReady returns what readiness waits for, "" if nothing. In this order: a peer's index
 // was taken or given up and the socket for Envoy is open; every pool was looked up, at
 // least one exists, and the pods of existing pools are known, without a time limit; then,
@@ -461,7 +454,7 @@ func (s *service) notReady() string {
 		return ""
 	}
 	if s.kube != nil {
-		if why := s.kube.source.Asking(); why != "" {
+		if why := s.kube.source.Load().Asking(); why != "" {
 			return why
 		}
 	}
@@ -487,7 +480,7 @@ func (s *service) becomeReady(ctx context.Context) {
 		s.peers.SetReady()
 	}
 	s.server.SetServing(true)
-	for _, pool := range s.missingPools() {
+	for _, pool := range s.kube.missing() {
 		s.log.Warn().Str("pool", pool).Msg("ready, but this InferencePool does not exist: requests for it are answered 503")
 	}
 	s.log.Info().Dur("after", time.Since(s.started)).Msg("ready")

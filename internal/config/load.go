@@ -18,19 +18,15 @@ import (
 // Load reads and validates a file. Warnings are about renamed keys. The error is a
 // ProblemsError if the file could be read.
 func Load(file string) (c *Config, warnings []Problem, err error) {
-	c, d, err := read(file)
-	if err != nil {
-		return nil, nil, err
-	}
-	return c, d.warnings, nil
-}
-
-func read(file string) (*Config, *decoder, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read configuration: %w", err)
 	}
-	return parse(file, text)
+	c, d, err := parse(file, text)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c, d.warnings, nil
 }
 
 // Parse decodes and validates text; file is its name in problems.

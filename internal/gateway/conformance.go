@@ -28,12 +28,7 @@ type Conformance struct {
 // Decide implements extproc.Handler.
 func (c *Conformance) Decide(ctx context.Context, r *extproc.Request) extproc.Decision {
 	if v, ok := r.Header(selectHeader); ok {
-		var wanted []string
-		for e := range strings.SplitSeq(v, ",") {
-			if e = strings.TrimSpace(e); e != "" {
-				wanted = append(wanted, e)
-			}
-		}
+		wanted := strings.FieldsFunc(v, func(r rune) bool { return r == ',' || r == ' ' })
 		restrict(r, c.Endpoints()) // what the data plane allows within our pool
 		both := extproc.Request{HasSubset: true, Subset: wanted}
 		restrict(&both, r.Subset)

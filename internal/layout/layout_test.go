@@ -35,9 +35,9 @@ var rooms = []struct {
 }{
 	{"heart", 20830, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28614, 22000, []string{"internal/tokens"}},
-	{"fleet", 4325, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1650, 1300, []string{"internal/observe"}},
-	{"decide", 3160, 1700, []string{"internal/decide"}},
+	{"fleet", 4440, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"observe", 1713, 1300, []string{"internal/observe"}},
+	{"decide", 3203, 1700, []string{"internal/decide"}},
 	{"replicas", 2425, 2200, []string{"internal/replicas"}},
 	{"lab", 11910, 11700, []string{"internal/lab"}},
 	{"rim", 9140, 6000, []string{
