@@ -194,13 +194,15 @@ var instead = map[string]string{
 	"listen value":         ": an address is listen.address",
 	"admin value":          ": an address is admin.address",
 	"log value":            ": a level is log.level",
+
+	"workers.static[].events value": ": an address is events.endpoint",
 }
 
 // entries are those of a section, and after them those of its merge keys (<<) that it does not have itself.
 func (d *decoder) entries(n ast.Node, path string) []entry {
 	values, ok := mapping(n)
 	if !ok {
-		d.bad(path, "needs a section with keys, not a %s%s", kindOf(n), instead[path+" "+kindOf(n)])
+		d.bad(path, "needs a section with keys, not a %s%s", kindOf(n), instead[index.ReplaceAllString(path, "[]")+" "+kindOf(n)])
 		return nil
 	}
 	var own, merged []entry

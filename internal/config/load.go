@@ -169,15 +169,12 @@ func unreadable(text []byte) (p Problem, ok bool) {
 	return Problem{}, true
 }
 
-// looksJSON matches the start of a JSON object with a key, which is seldom meant as YAML.
-var looksJSON = regexp.MustCompile(`^\s*\{\s*"`)
-
 // syntaxProblem keeps the position of the YAML parser's err, or of JSON's error if the text looks
 // like JSON, and drops excerpts of the source.
 func syntaxProblem(file string, text []byte, err error) Problem {
 	p := Problem{File: file, Message: "is not YAML: " + err.Error()}
 	var any json.RawMessage
-	if syntax, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(text, &any)); ok && looksJSON.Match(text) {
+	if syntax, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(text, &any)); ok && regexp.MustCompile(`^\s*\{\s*"`).Match(text) {
 		before := text[:min(max(int(syntax.Offset)-1, 0), len(text))]
 		p.Message = "is not JSON: " + syntax.Error()
 		p.Line, p.Column = 1+bytes.Count(before, []byte{'\n'}), 1+utf8.RuneCount(before[bytes.LastIndexByte(before, '\n')+1:])
@@ -185,6 +182,9 @@ func syntaxProblem(file string, text []byte, err error) Problem {
 		p.Message = "is not YAML: " + placed.GetMessage()
 		if t := placed.GetToken(); t != nil && t.Position != nil {
 			p.Line, p.Column = t.Position.Line, t.Position.Column
+			if lines := bytes.Split(text, []byte{'\n'}); p.Line <= len(lines) && bytes.Contains(lines[p.Line-1], []byte(": ${")) {
+				p.Message += ": ${NAME} within {…} or […] needs quotes"
+			}
 		}
 	}
 	return p

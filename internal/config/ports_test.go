@@ -74,8 +74,8 @@ func TestInspect(t *testing.T) {
 	}{
 		"no file":    {"workers: {file: /no/such/file}\n", main + ":1:17: workers.file: open /no/such/file: no such file or directory", nil},
 		"wrong file": {fmt.Sprintf("workers: {file: %q}\n", wrong), wrong + ":1:4: [0]: needs an address", nil},
-		"no workers": {"models: [{name: m}]\n", "", []string{main + ": workers: there are none: every request is answered 503"}},
-		"two of them": {fmt.Sprintf("models: [{name: m, adapters: [x]}]\nworkers:\n  static: [{name: a, address: \"10.0.0.1:8000\", models: [m, x, y]}]\n  file: %q\n", list), "", []string{
+		"no workers": {"models: [{name: m, tokenizer: x}]\n", "", []string{main + ": workers: there are none: every request is answered 503"}},
+		"two of them": {fmt.Sprintf("models: [{name: m, adapters: [x], tokenizer: t}]\nworkers:\n  static: [{name: a, address: \"10.0.0.1:8000\", models: [m, x, y]}]\n  file: %q\n", list), "", []string{
 			main + `:3:63: workers.static[0].models[2]: no models[] entry is called "y": its requests are routed by load`,
 			main + `:4:9: workers.file[0].models[0]: no models[] entry is called "nobody": its requests are routed by load`,
 			main + `:4:9: workers.file[0].name: "a" is the name of workers.static[0], which is used instead`,

@@ -155,7 +155,9 @@ func (c *Config) warnWorkers(listed []Worker, note report) {
 		for _, name := range m.names() {
 			known[name] = true
 		}
-		if m.Check.Disabled && m.Tokenizer != "" {
+		if m.Tokenizer == "" && m.Check.Renderer == "" {
+			note(item("models", i), "has no tokenizer: %q is routed by load", m.Name)
+		} else if m.Check.Disabled && m.Tokenizer != "" {
 			note(item("models", i)+".check.disabled", "the ids of %q are never compared with an engine's: differences are not noticed", m.Name)
 		}
 	}

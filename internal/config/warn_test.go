@@ -84,6 +84,8 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 		"a key for a certificate":      {plain + "listen: {cert_file: " + key + ", key_file: " + key + "}\n", "listen.cert_file: " + key + ": tls: ", ""},
 		"no such CA":                   {plain + "index: {peers: {ca_file: /none.pem}}\n", "", "index.peers.ca_file: there is no file /none.pem here"},
 		"a CA file without any":        {plain + "index: {peers: {ca_file: " + key + "}}\n", "index.peers.ca_file: " + key + ": holds no certificate: name a file in PEM format", ""},
+		"a model without a tokenizer":  {plain + "models: [{name: m}]\n", "", ":2:11: models[0]: has no tokenizer: \"m\" is routed by load"},
+		"one that an engine renders":   {plain + "models: [{name: m, check: {renderer: \"http://h:1\"}}]\n", "", ""},
 		"the default, without folders": {plain, "", ""},
 	} {
 		file := filepath.Join(dir, "k.yaml")
