@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82100
+	totalLimit = 82430
 	totalGoal  = 62000
 )
 
@@ -33,8 +33,8 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 20830, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28614, 22000, []string{"internal/tokens"}},
+	{"heart", 21030, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"tokens", 28620, 22000, []string{"internal/tokens"}},
 	{"fleet", 4440, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1713, 1300, []string{"internal/observe"}},
 	{"decide", 3203, 1700, []string{"internal/decide"}},
