@@ -25,8 +25,8 @@ func (v version) before(o version) bool {
 
 const none = ^uint32(0)
 
-// copyAtATime is how many conversations are copied under the lock at a time.
-const copyAtATime = 2048
+// scanAtATime is how many conversations are looked at under the lock at a time.
+const scanAtATime = 4096
 
 // binding is one conversation.
 type binding struct {
@@ -129,22 +129,25 @@ func (t *bindings) unlink(i uint32) {
 	}
 }
 
-// usedAfter returns copies of the conversations used after since, the least recently used first, without those bound after
-// before. It takes the lock that guards the table for a few at a time: a caller that gets all changes after before misses none.
-func (t *bindings) usedAfter(since, before uint64, locked func(func())) (list []binding) {
-	some := make([]binding, 0, copyAtATime)
-	for at, n := 0, 1; at < n; at += copyAtATime {
-		some = some[:0]
+// use is when the conversation at a place of the table was used last.
+type use struct {
+	time uint64
+	at   uint32
+}
+
+// usedBetween returns the conversations used after since, and not after until, the least recently used first. It takes the
+// lock that guards the table for some at a time.
+func (t *bindings) usedBetween(since, until uint64, locked func(func())) (list []use) {
+	for at, n := 0, 1; at < n; at += scanAtATime {
 		locked(func() {
 			n = len(t.slab)
-			for i := at; i < min(at+copyAtATime, n); i++ {
-				if b := &t.slab[i]; b.used > since && b.time <= before {
-					some = append(some, *b)
+			for i := at; i < min(at+scanAtATime, n); i++ {
+				if used := t.slab[i].used; used > since && used <= until {
+					list = append(list, use{used, uint32(i)})
 				}
 			}
 		})
-		list = append(list, some...)
 	}
-	slices.SortFunc(list, func(a, b binding) int { return cmp.Compare(a.used, b.used) })
+	slices.SortFunc(list, func(a, b use) int { return cmp.Compare(a.time, b.time) })
 	return list
 }

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -481,22 +480,25 @@ func TestAnswersCopyWhatIsAskedFor(t *testing.T) {
 	}
 	bound(t, a, "3", routing.NoSlot) // the most recently used one
 	table := a.legs[0]
-	all := table.usedAfter(0, a.clock, unlocked)
+	all := table.usedBetween(0, a.clock, unlocked)
 	if len(all) != 100 {
 		t.Fatalf("got %d conversations, want 100", len(all))
 	}
-	since := all[89].used
-	if got, want := table.usedAfter(since, a.clock, unlocked), all[90:]; !slices.Equal(got, want) {
-		t.Errorf("since %d: got %d copies, want the last %d", since, len(got), len(want))
+	since := all[89].time
+	if got, want := table.usedBetween(since, a.clock, unlocked), all[90:]; !slices.Equal(got, want) {
+		t.Errorf("since %d: got %d conversations, want the last %d", since, len(got), len(want))
 	}
-	if got := table.usedAfter(all[99].used, a.clock, unlocked); len(got) != 0 {
-		t.Errorf("since the last use: got %d copies, want 0", len(got))
+	if got := table.usedBetween(all[99].time, a.clock, unlocked); len(got) != 0 {
+		t.Errorf("since the last use: got %d conversations, want 0", len(got))
+	}
+	if got, want := table.usedBetween(0, since, unlocked), all[:90]; !slices.Equal(got, want) {
+		t.Errorf("until %d: got %d conversations, want the first %d", since, len(got), len(want))
 	}
 }
 
 // Between two parts of a copy the table changes. What the copy lacks is in the changes that are sent meanwhile.
 func TestAStateThatChangesWhileItIsCopied(t *testing.T) {
-	const many = 3*copyAtATime + 10
+	const many = 3*scanAtATime + 10
 	var cores []*Core
 	for _, id := range []string{"a", "late"} {
 		c := New(id, newRouterOf(t, 4, many+100), 0, func() {})
@@ -531,7 +533,7 @@ func TestAStateThatChangesWhileItIsCopied(t *testing.T) {
 			steps++
 			bound(t, a, fmt.Sprint("new", steps), 1)
 			for i := range 4 { // moved before and after its copy
-				bound(t, a, fmt.Sprint(i*copyAtATime+steps), 2)
+				bound(t, a, fmt.Sprint(i*scanAtATime+steps), 2)
 			}
 		}) {
 			late.Receive(0, recode(t, m), a.id)
@@ -545,7 +547,7 @@ func TestAStateThatChangesWhileItIsCopied(t *testing.T) {
 		}
 	}
 	p := late.peers["a"]
-	if got, want := len(late.legs[0].byKey), many+steps; got != want || p.request != 0 || p.seq != a.seq || late.requests != 1 || steps < 4 {
+	if got, want := len(late.legs[0].byKey), len(a.legs[0].byKey); got != want || p.request != 0 || p.seq != a.seq || late.requests != 1 || steps < many/partSize {
 		t.Errorf("got %d conversations, change %d after %d requests and %d steps, want %d, %d, 1, some", got, p.seq, late.requests, steps, want, a.seq)
 	}
 }
@@ -748,7 +750,7 @@ func writeRecord(t *testing.T) {
 		add(o.Message)
 	}
 	gone := pick(0, "")
-	c.answer(&peer{requested: new(atomic.Uint64)}, &kvlanev1.ReplicaStateRequest{}, "reply")
+	c.answer(&peer{}, &kvlanev1.ReplicaStateRequest{}, "reply")
 	pick(1, "c")
 	r.FirstToken(0, pick(2, ""))
 	r.Release(0, gone)

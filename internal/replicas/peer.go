@@ -5,7 +5,6 @@ import (
 	"iter"
 	"maps"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -23,10 +22,9 @@ type peer struct {
 	gone bool
 	// silent is how long it had been silent when it was dropped; 0 if it said goodbye.
 	silent time.Duration
-	// number is that of its last message to all, 0 if its version does not number them.
-	number uint64
-	// requested is the id of its last state request. It is read without the lock.
-	requested *atomic.Uint64
+	// number is that of its last message to all, 0 if its version does not number them, and
+	// requested the id of its last state request.
+	number, requested uint64
 	// live reports that its state has arrived once. From then on seq is the last change
 	// that was applied, and clock the logical time then.
 	live       bool
@@ -78,13 +76,13 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 		if m.GetBye() || !c.room() {
 			return
 		}
-		p = &peer{id: m.GetReplica(), gone: true, requested: new(atomic.Uint64)}
+		p = &peer{id: m.GetReplica(), gone: true}
 		c.peers[p.id] = p
 	}
 	r := m.GetStateRequest()
 	switch {
-	case r != nil && reply != "" && r.GetId() > p.requested.Load():
-		p.requested.Store(r.GetId())
+	case r != nil && reply != "" && r.GetId() > p.requested:
+		p.requested = r.GetId()
 	case r != nil, p.number != 0 && m.GetNumber() <= p.number:
 		c.stats.Duplicates++ // late, or recorded and sent again by somebody else
 		return
@@ -195,46 +193,55 @@ func (c *Core) ask(now time.Duration, p *peer) {
 
 // answer sends the state. A later request of the same replica ends the answer to this one.
 func (c *Core) answer(p *peer, r *kvlanev1.ReplicaStateRequest, reply string) {
-	requested, id, since := p.requested, r.GetId(), r.GetSince()
-	wanted := func() bool { return requested.Load() == id }
+	id, since := r.GetId(), r.GetSince()
 	c.out = append(c.out, Out{Reply: reply, Build: func(locked func(func())) iter.Seq[*kvlanev1.ReplicaMessage] {
 		return func(yield func(*kvlanev1.ReplicaMessage) bool) {
-			if !wanted() {
-				return
-			}
 			var head *kvlanev1.ReplicaMessage
 			var own []routing.Booking
+			wanted := true
 			locked(func() {
-				c.flush() // what is gathered belongs to the state
-				c.wake()
-				head = c.header(func(*kvlanev1.ReplicaMessage) {})
-				own = slices.Collect(maps.Values(c.own))
+				if wanted = p.requested == id; wanted {
+					c.flush() // what is gathered belongs to the state
+					c.wake()
+					head = c.header(func(*kvlanev1.ReplicaMessage) {})
+					own = slices.Collect(maps.Values(c.own))
+				}
 			})
-			var tables [numLegs][]binding
+			if !wanted {
+				return
+			}
+			var uses [numLegs][]use
 			if !r.GetNoConversations() {
 				for leg, t := range c.legs {
-					tables[leg] = t.usedAfter(since, head.GetClock(), locked)
+					uses[leg] = t.usedBetween(since, head.GetClock(), locked)
 				}
 			}
 			slices.SortFunc(own, func(a, b routing.Booking) int { return cmp.Compare(a.ID, b.ID) })
-			n := len(own) + len(tables[0]) + len(tables[1])
+			n := len(own) + len(uses[0]) + len(uses[1])
 			count := max(1, (n+partSize-1)/partSize)
 			for part := range count {
 				w := writer{m: &kvlanev1.ReplicaMessage{
 					Version: formatVersion, Replica: c.id, Seq: head.GetSeq(), Clock: head.GetClock(),
 					StatePart: &kvlanev1.ReplicaStatePart{Id: id, Part: uint32(part), Parts: uint32(count)},
 				}}
-				for i := part * partSize; i < min((part+1)*partSize, n); i++ {
-					switch at := i - len(own); {
-					case at < 0:
-						w.booked(&own[i])
-					case at < len(tables[0]):
-						w.conversation(0, &tables[0][at])
-					default:
-						w.conversation(1, &tables[1][at-len(tables[0])])
+				locked(func() {
+					wanted = p.requested == id
+					for i := part * partSize; i < min((part+1)*partSize, n); i++ {
+						if i < len(own) {
+							w.booked(&own[i])
+							continue
+						}
+						leg, at := 0, i-len(own)
+						if at >= len(uses[0]) {
+							leg, at = 1, at-len(uses[0])
+						}
+						u := uses[leg][at]
+						if b := &c.legs[leg].slab[u.at]; b.used == u.time { // else it was used since, which the others are told
+							w.conversation(leg, b)
+						}
 					}
-				}
-				if !wanted() || !yield(w.m) {
+				})
+				if !wanted || !yield(w.m) {
 					return
 				}
 			}
