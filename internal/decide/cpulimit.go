@@ -16,18 +16,38 @@ const largeBody = 512 << 10
 //
 // At most half of the places, rounded down, are for large bodies, so that small ones never
 // wait for those alone. Since a decision may allocate many times its body, large ones also
-// share a number of bytes. Safe for concurrent use.
+// share a number of bytes. Bodies whose time for exact tokens is over are parsed only, as many small ones as there are
+// places and one large one at a time. Safe for concurrent use.
 type cpuLimit struct {
-	all, large chan struct{}
-	bytes      *semaphore.Weighted // of large bodies
-	most       int64
+	all, large           chan struct{}
+	lateSmall, lateLarge chan struct{}
+	bytes                *semaphore.Weighted // of large bodies
+	most                 int64
 }
 
 // newCPULimit has a place for each processor and at least two, so that one is always left
 // for small bodies, and room for one of the largest bodies.
 func newCPULimit(maxBody int64) *cpuLimit {
 	n := max(2, runtime.GOMAXPROCS(0))
-	return &cpuLimit{all: make(chan struct{}, n), large: make(chan struct{}, n/2), bytes: semaphore.NewWeighted(maxBody), most: maxBody}
+	return &cpuLimit{all: make(chan struct{}, n), large: make(chan struct{}, n/2), lateSmall: make(chan struct{}, n), lateLarge: make(chan struct{}, 1),
+		bytes: semaphore.NewWeighted(maxBody), most: maxBody}
+}
+
+// place waits for a place until exact ends, and then for one of those without tokens until ctx does. It holds nothing if
+// ctx ends first.
+func (l *cpuLimit) place(ctx, exact context.Context, body int) cpuPlace {
+	p, ok := l.acquire(exact, body)
+	if ok {
+		return p
+	}
+	late := l.lateSmall
+	if body > largeBody {
+		late = l.lateLarge
+	}
+	if !enter(ctx, late) {
+		return cpuPlace{}
+	}
+	return cpuPlace{limit: l, late: late}
 }
 
 // acquire waits for a place for a decision about a body of that many bytes. It returns
@@ -70,16 +90,20 @@ func enter(ctx context.Context, c chan struct{}) bool {
 // one goroutine.
 type cpuPlace struct {
 	limit *cpuLimit
-	bytes int64 // 0 for small bodies
+	bytes int64         // 0 for small bodies
+	late  chan struct{} // nil unless the place is one without tokens
 }
 
 // release gives the place back. Further calls do nothing.
 func (p *cpuPlace) release() {
-	if p.limit == nil {
-		return
+	switch {
+	case p.limit == nil:
+	case p.late != nil:
+		<-p.late
+	default:
+		<-p.limit.all
+		p.leaveLarge()
 	}
-	<-p.limit.all
-	p.leaveLarge()
 	*p = cpuPlace{}
 }
 

@@ -217,6 +217,44 @@ func TestADecisionDoesNotWaitForAProcessorForever(t *testing.T) {
 	b.idle()
 }
 
+// Bodies whose time is over are parsed only: one large one at a time, and small ones do not wait for it.
+func TestLateBodiesArePlacedToo(t *testing.T) {
+	b := newBench(t, soon, worker("a", 0))
+	for range cap(b.cpu.all) {
+		b.cpu.all <- struct{}{}
+	}
+	b.cpu.lateLarge <- struct{}{}
+	large := make(chan extproc.Decision, 2)
+	ctx, leave := context.WithCancel(t.Context())
+	waits, leaves := b.request("/v1/chat/completions", chat(largeBody+1<<10)), b.request("/v1/chat/completions", chat(largeBody+1<<10))
+	go func() { large <- b.Decide(ctx, leaves) }()
+	d, e := b.ask("/v1/completions", completion(800, ""))
+	b.wantDeadline(d, e)
+	d.Ticket.End(time.Now())
+	leave()
+	if d := <-large; !isGone(d) {
+		t.Errorf("got %+v, want nothing done for a client that has left", d.Reject)
+	}
+	go func() { large <- b.Decide(t.Context(), waits) }()
+	select {
+	case d := <-large:
+		t.Errorf("got %+v while another large body is parsed, want it to wait", d.Reject)
+		large <- d
+	case <-time.After(3 * b.cfg.Limits.DecisionTimeout.Std()):
+	}
+	<-b.cpu.lateLarge
+	d = <-large
+	b.wantDeadline(d, b.decisions.Find(waits.ID))
+	d.Ticket.End(time.Now())
+	if len(b.cpu.lateLarge) > 0 || len(b.cpu.lateSmall) > 0 || len(b.cpu.large) > 0 {
+		t.Errorf("got %d, %d and %d places in use, want none", len(b.cpu.lateLarge), len(b.cpu.lateSmall), len(b.cpu.large))
+	}
+	for range cap(b.cpu.all) {
+		<-b.cpu.all
+	}
+	b.idle()
+}
+
 // withClock replaces the model by one that calls now before it renders a chat.
 func (b *bench) withClock(now func()) {
 	b.t.Helper()

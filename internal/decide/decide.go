@@ -256,8 +256,8 @@ func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decisi
 	r.Hold(true) // it may wait for a processor, and long prompts take time
 	exact, cancel := d.withTimeout(ctx)
 	defer cancel()
-	j.cpu, _ = d.cpu.acquire(exact, len(r.Body)) // without a place the request is routed by load
-	defer j.cpu.release()                        // after a panic too
+	j.cpu = d.cpu.place(ctx, exact, len(r.Body))
+	defer j.cpu.release() // after a panic too
 	j.s = d.takeScratch()
 	decision := j.survive(ctx, exact)
 	d.keepScratch(j.s)

@@ -101,7 +101,7 @@ func (j *job) listModels(ctx, exact context.Context) (*input, error) {
 	j.cpu.release()
 	list := j.d.fleet.Listed(ctx)
 	forward := func() (*input, error) {
-		j.cpu, _ = j.d.cpu.acquire(exact, len(j.r.Body)) // it may have a body
+		j.cpu = j.d.cpu.place(ctx, exact, len(j.r.Body)) // it may have a body
 		return j.readUnknown()
 	}
 	switch {
@@ -212,7 +212,7 @@ func (j *job) servedName(ctx, exact context.Context, in *input) (string, error) 
 	}
 	j.cpu.release()
 	answered := d.fleet.List(ctx)
-	j.cpu, _ = d.cpu.acquire(exact, len(j.r.Body))
+	j.cpu = d.cpu.place(ctx, exact, len(j.r.Body))
 	switch {
 	case ctx.Err() != nil:
 		return name, errClientGone

@@ -116,12 +116,12 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 // slim drops what only making tokens needed, for a request that will hold its memory for long: the spans of a hostile
 // body's elements take several times the body.
 func (w *work) slim() {
-	w.s.turn = conv.Turn{}
 	if w.in.body != nil {
 		r := *w.in.body
 		r.Elements = nil
 		w.in.body = &r
 	}
+	w.s.turn = conv.Turn{} // may own the body that was copied
 }
 
 // turnedAway is the answer to a request that cannot wait, or cannot wait longer, for what
