@@ -126,7 +126,11 @@ func classAt(s string, i int) (class, int) {
 
 // wideClassAt is classAt for a non-ASCII code point. s must be valid UTF-8.
 func wideClassAt(s string, i int) (class, int) {
-	if c := s[i]; c >= 0xe0 && c < 0xf0 && i+2 < len(s) {
+	switch c := s[i]; {
+	case c < 0xe0 && i+1 < len(s):
+		r := uint32(c&0x1f)<<6 | uint32(s[i+1]&0x3f)
+		return classPages[classIndex[r>>8]][r&0xff], 2
+	case c < 0xf0 && i+2 < len(s):
 		r := uint32(c&0xf)<<12 | uint32(s[i+1]&0x3f)<<6 | uint32(s[i+2]&0x3f)
 		return classPages[classIndex[r>>8]][r&0xff], 3
 	}

@@ -210,6 +210,13 @@ func (enc *encoder) shortWord(dst []uint32, word []byte) []uint32 {
 // whole, even if it has parts: one lookup takes less time than finding and looking up the parts.
 func (enc *encoder) longWord(dst []uint32, text []byte, from, end int, parts bool) []uint32 {
 	word, at := text[from:end], len(dst)
+	// A clause of Chinese or Japanese hardly ever repeats, but its parts do. A token has no parts.
+	if word[0] >= 0xe3 && word[0] <= 0xe9 && !parts {
+		if dst, ok := enc.inParts(dst, text, from, end); ok {
+			return dst
+		}
+		parts = true
+	}
 	h := hashBytes(word)
 	if id, whole, ok := enc.t.vocab.findHash(h, word); ok && (whole || enc.t.ignoreMerges) {
 		return append(dst, id)

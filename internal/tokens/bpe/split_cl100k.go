@@ -14,25 +14,8 @@ type wordSplit struct {
 }
 
 func (p wordSplit) split(s string, at int, ends []uint32) (int, int) {
-	n, i := 0, at
 	rules := windowRules{codes: allCodes, digits: p.digits, contractions: true}
-	for i < len(s) && n+windowSize <= len(ends) {
-		if windowAt(s, i) {
-			if k, next := rules.words(s, i, ends, n); k > n {
-				n, i = k, next
-				continue
-			}
-		}
-		i = p.next(s, i)
-		ends[n] = uint32(i)
-		n++
-	}
-	for i < len(s) && n < len(ends) && len(ends) < windowSize {
-		i = p.next(s, i)
-		ends[n] = uint32(i)
-		n++
-	}
-	return n, i
+	return rules.split(s, at, ends, p.next)
 }
 
 // next returns the end of the word at i.

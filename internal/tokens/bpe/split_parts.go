@@ -66,10 +66,6 @@ func (j *joints) joined(l, r rune) bool {
 	if l < 0x80 && r < 0x80 {
 		return j.ascii[l][r/64]>>(r%64)&1 != 0
 	}
-	return j.joinedWide(l, r)
-}
-
-func (j *joints) joinedWide(l, r rune) bool {
 	p := runePairProduct(l, r) >> j.shift
 	return j.filter[p/64&uint64(len(j.filter)-1)]>>(p%64)&1 != 0
 }
@@ -85,14 +81,19 @@ func (j *joints) cutWide(text []byte, at, end int, ends []uint32) (n, next int) 
 			last = 0
 			at++
 			continue
-		case r >= 0xe0 && r < 0xf0 && at+2 < len(text):
+		case r < 0xe0 && at+1 < len(text):
+			r, size = r&0x1f<<6|rune(text[at+1]&0x3f), 2
+		case r < 0xf0 && at+2 < len(text):
 			r = r&0xf<<12 | rune(text[at+1]&0x3f)<<6 | rune(text[at+2]&0x3f)
 		default:
 			r, size = utf8.DecodeRune(text[at:])
 		}
-		if last != 0 && !j.joinedWide(last, r) && j.split[text[at-1]&0x3f]>>(text[at]&0x3f)&1 == 0 {
+		if last != 0 {
+			// No branch here: whether two characters are joined is hard to predict.
+			p := runePairProduct(last, r) >> j.shift
+			joined := j.filter[p/64&uint64(len(j.filter)-1)]>>(p%64) | j.split[text[at-1]&0x3f]>>(text[at]&0x3f)
 			ends[n] = uint32(at)
-			n++
+			n += int(^joined & 1)
 		}
 		last = r
 		at += size

@@ -134,6 +134,24 @@ func (r *windowRules) words(s string, i int, ends []uint32, n int) (count, next 
 	return n, max(i, next)
 }
 
+// split is that of a splitter. The end of a word in text that is not ASCII, or where ends has no
+// room for a window, is what next returns.
+func (r *windowRules) split(s string, at int, ends []uint32, next func(s string, i int) int) (int, int) {
+	n, i := 0, at
+	for i < len(s) && n < len(ends) && (len(ends) < windowSize || n+windowSize <= len(ends)) {
+		if len(ends) >= windowSize && windowAt(s, i) {
+			if k, to := r.words(s, i, ends, n); k > n {
+				n, i = k, to
+				continue
+			}
+		}
+		i = next(s, i)
+		ends[n] = uint32(i)
+		n++
+	}
+	return n, i
+}
+
 // upTo returns the set of the bits below i.
 func upTo(i int) uint64 { return 1<<uint(i) - 1 }
 

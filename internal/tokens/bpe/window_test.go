@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"unicode/utf8"
 )
 
 // TestWindows: the words found in windows equal those found one by one, on texts that cover what
@@ -130,4 +131,19 @@ func wideWord(r *rand.Rand, n int) string {
 		word[i] = script[0] + r.Int32N(script[1]-script[0])
 	}
 	return string(word)
+}
+
+// TestWideClassAt: the class and the length of every code point are those of the tables, also at
+// the end of a text.
+func TestWideClassAt(t *testing.T) {
+	for r := rune(0x80); r <= utf8.MaxRune; r++ {
+		if !utf8.ValidRune(r) {
+			continue
+		}
+		for _, s := range []string{string(r), string(r) + "\u00e9a"} {
+			if c, n := wideClassAt(s, 0); c != runeClass(r) || n != utf8.RuneLen(r) {
+				t.Fatalf("%U: got class %x and %d bytes, want %x and %d", r, c, n, runeClass(r), utf8.RuneLen(r))
+			}
+		}
+	}
 }
