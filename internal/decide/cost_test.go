@@ -166,8 +166,6 @@ func readFields(r *body.Request) {
 	r.Choices()
 	r.CacheSalt()
 	r.LoRA()
-	r.Disaggregated()
-	r.EachField(func(string, []byte) {})
 }
 
 func TestCostOfReadingAndEditing(t *testing.T) {

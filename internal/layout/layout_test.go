@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82080
+	totalLimit = 82410
 	totalGoal  = 62000
 )
 
@@ -33,11 +33,11 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 20830, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 21030, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28620, 22000, []string{"internal/tokens"}},
-	{"fleet", 4330, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1650, 1300, []string{"internal/observe"}},
-	{"decide", 3190, 1700, []string{"internal/decide"}},
+	{"fleet", 4440, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"observe", 1713, 1300, []string{"internal/observe"}},
+	{"decide", 3203, 1700, []string{"internal/decide"}},
 	{"replicas", 2440, 2200, []string{"internal/replicas"}},
 	{"lab", 11910, 11700, []string{"internal/lab"}},
 	{"rim", 9140, 6000, []string{

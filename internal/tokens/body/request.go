@@ -286,20 +286,6 @@ func (r *Request) Get(name string) []byte {
 	return nil
 }
 
-// EachField calls each with the decoded key and the value of every top-level field. Fields with a
-// Field constant are reported once, others as often as they occur. A key that contains a lone
-// surrogate is reported as "".
-func (r *Request) EachField(each func(name string, value []byte)) {
-	for f := range numFields {
-		if raw := r.Raw(f); raw != nil {
-			each(fieldNames[f], raw)
-		}
-	}
-	for _, o := range r.others {
-		each(text(o.key.Of(r.Body)), o.value.Of(r.Body))
-	}
-}
-
 // Text returns the decoded text of a field, "" if it is absent or not a string.
 func (r *Request) Text(f Field) string { return text(r.Raw(f)) }
 
@@ -411,12 +397,6 @@ func (r *Request) Choices() int64 {
 func (r *Request) Priority() int64 {
 	n, _ := r.Int(FieldPriority)
 	return n
-}
-
-// Disaggregated reports whether the client, or a router in front of Kvlane, has already arranged
-// a remote prefill.
-func (r *Request) Disaggregated() bool {
-	return r.Has(FieldKVTransferParams) || r.Has(FieldDisaggregatedParams) || r.Has(FieldBootstrapRoom)
 }
 
 // ConversationFields are the body fields that may contain a conversation id, by descending
