@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82410
+	totalLimit = 82440
 	totalGoal  = 62000
 )
 
@@ -34,7 +34,7 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 21030, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28620, 22000, []string{"internal/tokens"}},
+	{"tokens", 28630, 22000, []string{"internal/tokens"}},
 	{"fleet", 4440, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1713, 1300, []string{"internal/observe"}},
 	{"decide", 3203, 1700, []string{"internal/decide"}},

@@ -103,37 +103,45 @@ func harmonyInput(in input) ([]jinja.Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, err := in.value(body.FieldInput)
-	if err != nil {
-		return nil, err
-	}
 	if _, ok := instructions.AsString(); !ok && !instructions.IsNone() {
 		return nil, refuse("instructions: Input should be a valid string")
 	}
 	var h harmonyItems
-	list, isList := v.AsList()
-	first := ""
-	if len(list) > 0 {
-		first = roleOf(list[0])
+	head := func(role string) {
+		if !instructions.IsNone() || role != roleSystem && role != roleDeveloper { // the encoder takes the first message's
+			h.list = append(h.list, object(kv{"role", jinja.String(roleSystem)}, kv{"flat", instructions}))
+		}
 	}
-	if !instructions.IsNone() || first != roleSystem && first != roleDeveloper { // the encoder takes the first message's
-		h.list = append(h.list, object(kv{"role", jinja.String(roleSystem)}, kv{"flat", instructions}))
+	if raw := in.Raw(body.FieldInput); len(raw) > 0 && raw[0] == '[' {
+		n := 0
+		body.EachItem(raw, func(item []byte) {
+			if n++; err == nil {
+				_, err = shaped(in, item, func(v jinja.Value) (jinja.Value, error) {
+					if n == 1 {
+						head(roleOf(v))
+					}
+					return v, h.add(v)
+				})
+			}
+		})
+		if n == 0 {
+			head("")
+		}
+		return h.list, err
 	}
+	head("")
+	v, err := in.value(body.FieldInput)
 	text, isText := v.AsString()
 	switch d, ok := v.AsDict(); {
+	case err != nil:
 	case isText:
 		h.message(roleUser, "", text)
 	case ok && d.Len() == 0:
-		return nil, encoders.ErrMissing // an empty list for Python
-	case !isList:
-		return nil, refuse("input: Input should be a valid string or list")
+		err = encoders.ErrMissing // an empty list for Python
+	default:
+		err = refuse("input: Input should be a valid string or list")
 	}
-	for i := range list {
-		if err := h.add(list[i]); err != nil {
-			return nil, err
-		}
-	}
-	return h.list, nil
+	return h.list, err
 }
 
 type harmonyItems struct {

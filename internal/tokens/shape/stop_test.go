@@ -109,3 +109,21 @@ func TestAContextEndsTheReadingOfMessages(t *testing.T) {
 		}
 	}
 }
+
+// Nor are the items of a response of gpt-oss.
+func TestAContextEndsTheReadingOfItems(t *testing.T) {
+	req, err := body.Parse(body.Responses, []byte(`{"input":[{"role":"user","content":"x"}`+strings.Repeat(`,{"role":"user","content":"x"}`, 100)+`]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := input{Request: req, profile: profiles[VLLM]}
+	if list, err := harmonyInput(in); err != nil || len(list) != 102 {
+		t.Errorf("got %d messages, error %v, want 102", len(list), err)
+	}
+	over := make(chan struct{})
+	close(over)
+	in.stop = over
+	if list, err := harmonyInput(in); !errors.Is(err, errStopped) || len(list) > 1 {
+		t.Errorf("got %d messages, error %v, want none, errStopped", len(list), err)
+	}
+}
