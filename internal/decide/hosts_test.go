@@ -101,8 +101,13 @@ func TestNoClientNamesAPeerToAnEngine(t *testing.T) {
 		"partial":          {path: "/v1/completions", body: `{"model":"demo","prompt":"x",%s}`, change: func(_ *pools, r *extproc.Request) { r.Partial = true }, unreadable: true},
 		"partial, unknown": {path: "/invocations", body: `{"model":"demo","prompt":"x",%s}`, change: func(_ *pools, r *extproc.Request) { r.Partial, r.Body = true, nil }, unreadable: true},
 		"a WebSocket":      {path: "/v1/realtime", body: `%s`, change: func(_ *pools, r *extproc.Request) { r.Method, r.Partial, r.Body = "GET", true, nil }, unreadable: true},
-		"nested too deep":  {path: "/v1/completions", body: `{"prompt":"x","y":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `,%s}`, unreadable: true},
-		"deep, unknown":    {path: "/invocations", body: `{"prompt":"x","y":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `,%s}`, unreadable: true},
+		"a WebSocket of another type": {path: "/v1/realtime", body: `%s`, change: func(_ *pools, r *extproc.Request) {
+			r.Method, r.Partial, r.Body = "GET", true, nil
+			r.Headers = append(slices.DeleteFunc(slices.Clone(r.Headers), func(h extproc.Header) bool { return h.Name == "content-type" }),
+				extproc.Header{Name: "upgrade", Value: "websocket"}, extproc.Header{Name: "content-type", Value: "text/plain"})
+		}, unreadable: true},
+		"nested too deep": {path: "/v1/completions", body: `{"prompt":"x","y":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `,%s}`, unreadable: true},
+		"deep, unknown":   {path: "/invocations", body: `{"prompt":"x","y":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `,%s}`, unreadable: true},
 	}
 	for _, connector := range slices.Sorted(maps.Keys(config.ConnectorEngines)) {
 		rule := disagg.RequestIDs(connector, false)

@@ -141,7 +141,8 @@ func (j *job) readUnknown() (*input, error) {
 		}
 		return nil, j.fail(400, "kvlane_tenant_not_salted", "this API is not known to separate the caches of tenants (tenants.required)")
 	}
-	if kind, ok := j.r.Header("content-type"); !j.d.guarded() || ok && !strings.Contains(strings.ToLower(kind), "json") {
+	_, upgrades := j.r.Header("upgrade") // what a WebSocket carries has no content type
+	if kind, ok := j.r.Header("content-type"); !j.d.guarded() || ok && !upgrades && !strings.Contains(strings.ToLower(kind), "json") {
 		return &input{}, nil
 	}
 	if j.r.Partial {
