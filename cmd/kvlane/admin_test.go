@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -252,6 +253,43 @@ func TestAdminAnswersHaveATimeLimit(t *testing.T) {
 	t.Parallel()
 	if got := newAdminServer(nil).WriteTimeout; got <= maxProfile*time.Second {
 		t.Errorf("got a limit of %v, want one longer than a profile of %d s", got, maxProfile)
+	}
+}
+
+// endless is a listener with a connection for everybody.
+type endless struct{ net.Listener }
+
+func (endless) Accept() (net.Conn, error) { c, _ := net.Pipe(); return c, nil }
+
+// Clients that connect and send nothing hold a bounded number of connections, for a bounded time.
+func TestIdleAdminConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
+	if s := newAdminServer(nil); s.IdleTimeout <= 0 || s.ReadHeaderTimeout <= 0 || s.ReadHeaderTimeout > s.IdleTimeout {
+		t.Errorf("got limits of %v until a request's headers and %v between requests, want both", s.ReadHeaderTimeout, s.IdleTimeout)
+	}
+	l := limitAdmin(endless{})
+	var open []net.Conn
+	for range maxAdminConnections {
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, c)
+	}
+	more := make(chan net.Conn)
+	go func() {
+		c, _ := l.Accept()
+		more <- c
+	}()
+	select {
+	case <-more:
+		t.Fatalf("got a connection above %d, want it to wait", maxAdminConnections)
+	case <-time.After(50 * time.Millisecond):
+	}
+	_ = open[0].Close()
+	_ = (<-more).Close()
+	for _, c := range open[1:] {
+		_ = c.Close()
 	}
 }
 
