@@ -226,20 +226,7 @@ func (c *Core) answer(p *peer, r *kvlanev1.ReplicaStateRequest, reply string) {
 				}}
 				locked(func() {
 					wanted = p.requested == id
-					for i := part * partSize; i < min((part+1)*partSize, n); i++ {
-						if i < len(own) {
-							w.booked(&own[i])
-							continue
-						}
-						leg, at := 0, i-len(own)
-						if at >= len(uses[0]) {
-							leg, at = 1, at-len(uses[0])
-						}
-						u := uses[leg][at]
-						if b := &c.legs[leg].slab[u.at]; b.used == u.time { // else it was used since, which the others are told
-							w.conversation(leg, b)
-						}
-					}
+					c.writePart(&w, own, uses, part*partSize, min((part+1)*partSize, n))
 				})
 				if !wanted || !yield(w.m) {
 					return
@@ -248,6 +235,23 @@ func (c *Core) answer(p *peer, r *kvlanev1.ReplicaStateRequest, reply string) {
 		}
 	}})
 	c.wake()
+}
+
+// writePart writes some bookings, then conversations. Those that were used since are left out: the others are told of them.
+func (c *Core) writePart(w *writer, own []routing.Booking, uses [numLegs][]use, from, to int) {
+	for i := from; i < to; i++ {
+		if i < len(own) {
+			w.booked(&own[i])
+			continue
+		}
+		leg, at := 0, i-len(own)
+		if at >= len(uses[0]) {
+			leg, at = 1, at-len(uses[0])
+		}
+		if b, u := &c.legs[leg].slab[uses[leg][at].at], uses[leg][at]; b.used == u.time {
+			w.conversation(leg, b)
+		}
+	}
 }
 
 // part takes a part of a state that was asked for. Parts that are missing or out of order
