@@ -4,7 +4,7 @@
 // Its parts, in the order in which a batch passes them:
 //
 //   - a [Source] describes where a worker's events come from; [Start] follows it,
-//     [PushServer] receives what relays push, [DecodeFrames] reads recordings;
+//     [PushServer] receives what relays push, a [Player] plays recordings;
 //   - [Machine] is the state machine of one publisher's sequence. It does no I/O:
 //     batches are its input, actions its output. It detects gaps, duplicates and
 //     restarts, requests replays, orders replayed and live batches, and decides when

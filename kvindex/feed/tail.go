@@ -87,7 +87,7 @@ type recordedFrame struct {
 // reading continues.
 func DecodeFrames(engine Engine, in io.Reader, out io.Writer) error {
 	p := &printSink{enc: json.NewEncoder(out), failed: func() {}}
-	players := map[string]*applier{}
+	players := map[string]*Player{}
 	lines := bufio.NewReader(in)
 	for n := 1; ; n++ {
 		line, err := lines.ReadBytes('\n')
@@ -105,7 +105,7 @@ func DecodeFrames(engine Engine, in io.Reader, out io.Writer) error {
 	}
 }
 
-func decodeFrame(engine Engine, line []byte, players map[string]*applier, p *printSink) error {
+func decodeFrame(engine Engine, line []byte, players map[string]*Player, p *printSink) error {
 	var r recordedFrame
 	if err := json.Unmarshal(line, &r); err != nil {
 		return err
@@ -119,24 +119,16 @@ func decodeFrame(engine Engine, line []byte, players map[string]*applier, p *pri
 	}
 	player := players[r.Topic]
 	if player == nil {
-		player = newPlayer(Source{Worker: topicWorker(r.Topic), Engine: engine, Rank: kvindex.NoRank, RankFromBatch: true}, p)
+		player = NewPlayer(Source{Worker: topicWorker(r.Topic), Engine: engine, Rank: kvindex.NoRank, RankFromBatch: true}, p)
 		players[r.Topic] = player
 	}
 	p.seq = r.Seq
-	clear(player.tally.dropped)
-	player.do(player.machine.Live(*r.Seq, payload))
-	if d := player.tally.dropped; len(d) > 0 {
-		p.print(printed{What: "dropped", Target: player.base().String(), Dropped: d})
+	clear(player.a.tally.dropped)
+	player.a.do(player.a.machine.Live(*r.Seq, payload))
+	if d := player.a.tally.dropped; len(d) > 0 {
+		p.print(printed{What: "dropped", Target: player.a.base().String(), Dropped: d})
 	}
 	return nil
-}
-
-// newPlayer returns an applier of recorded messages, connected and without replays.
-func newPlayer(src Source, sink Sink) *applier {
-	src.Machine.Replay = false
-	a := &applier{src: &src, dec: NewDecoder(src.Engine, src.BlockSize), sink: sink, machine: NewMachine(src.Machine), tally: newTally()}
-	a.do(a.machine.Up())
-	return a
 }
 
 // topicWorker names the worker of a topic ("kv@<worker>@<model>" by llm-d's

@@ -2,14 +2,21 @@ package feed
 
 import "github.com/kvlane/kvlane/kvindex"
 
-// Player passes recorded messages through the same machine and decoder as a running feed, without sockets.
+// Player passes recorded messages through the same machine and decoder as a running feed,
+// without sockets: for recordings, tools and tests. It is not safe for concurrent use.
 type Player struct {
-	a *applier
+	a applier
 }
 
 // NewPlayer returns a connected Player. It uses only the engine, worker, rank and block size
 // fields of the source.
-func NewPlayer(src Source, sink Sink) *Player { return &Player{newPlayer(src, sink)} }
+func NewPlayer(src Source, sink Sink) *Player {
+	src.Machine.Replay = false
+	m := NewMachine(src.Machine)
+	p := &Player{applier{src: &src, dec: NewDecoder(src.Engine, src.BlockSize), sink: sink, machine: m, tally: newTally()}}
+	p.a.do(m.Up())
+	return p
+}
 
 // Message plays one recorded message, given its frames as a SUB socket received them. It reports
 // whether they have the form of a batch.
