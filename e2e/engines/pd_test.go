@@ -65,7 +65,11 @@ func newRelay(t *testing.T, to *engine) *relay {
 		}
 		return nil
 	}
-	r.Server = httptest.NewServer(proxy)
+	r.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Path != "/health" { // a dead engine is ready until the relay is closed
+			proxy.ServeHTTP(w, req)
+		}
+	}))
 	r.address = r.Listener.Addr().String()
 	t.Cleanup(r.Close)
 	return r
@@ -439,12 +443,14 @@ func (p *pair) diesBetween() {
 func (p *pair) gone() {
 	p.relay.Close()
 	p.stays("its leg is refused", "/v1/completions", completion(prose("gone", 150)))
-	if n := p.metric(`kvlane_degraded_total{reason="prefill_failed"}`); n != 1 {
-		p.t.Errorf("%v decisions were counted as degraded", n)
+	// On a busy machine health checks may notice first.
+	failed, without := p.metric(`kvlane_degraded_total{reason="prefill_failed"}`), p.metric(`kvlane_degraded_total{reason="no_prefill_target"}`)
+	if failed+without != 1 {
+		p.t.Errorf("got %v decisions without their leg and %v without a target for it, want 1 of either", failed, without)
 	}
 	p.until("the prefill engine is known to be gone", func() bool { return p.metric(`kvlane_worker_ready{role="prefill",worker="prefill"}`) == 0 })
 	p.stays("no leg is tried", "/v1/chat/completions", chat(user(prose("later", 120))))
-	if n := p.metric(`kvlane_degraded_total{reason="no_prefill_target"}`); n != 1 {
-		p.t.Errorf("%v decisions were counted as degraded", n)
+	if n := p.metric(`kvlane_degraded_total{reason="no_prefill_target"}`); n != without+1 {
+		p.t.Errorf("got %v decisions without a target for their leg, want %v", n, without+1)
 	}
 }
