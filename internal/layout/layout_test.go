@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82444
+	totalLimit = 82100
 	totalGoal  = 62000
 )
 
@@ -33,11 +33,11 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21030, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28630, 22000, []string{"internal/tokens"}},
-	{"fleet", 4440, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1713, 1300, []string{"internal/observe"}},
-	{"decide", 3203, 1700, []string{"internal/decide"}},
+	{"heart", 20870, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"tokens", 28600, 22000, []string{"internal/tokens"}},
+	{"fleet", 4330, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"observe", 1650, 1300, []string{"internal/observe"}},
+	{"decide", 3190, 1700, []string{"internal/decide"}},
 	{"replicas", 2440, 2200, []string{"internal/replicas"}},
 	{"lab", 11910, 11700, []string{"internal/lab"}},
 	{"rim", 9140, 6000, []string{
