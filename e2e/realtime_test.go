@@ -46,7 +46,7 @@ func echoing(t *testing.T) func(int, *enginesim.Engine) string {
 }
 
 // upgrade asks for a WebSocket. The caller closes the connection.
-func (b *bed) upgrade(method, path string) (net.Conn, *http.Response, *bufio.Reader) {
+func (b *bed) upgrade(method, path string) (conn net.Conn, status int, header http.Header, r *bufio.Reader) {
 	b.t.Helper()
 	conn, err := net.Dial("tcp", b.ingress)
 	if err != nil {
@@ -57,12 +57,13 @@ func (b *bed) upgrade(method, path string) (net.Conn, *http.Response, *bufio.Rea
 		b.t.Fatal(err)
 	}
 	fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: kvlane\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", method, path)
-	r := bufio.NewReader(conn)
+	r = bufio.NewReader(conn)
 	resp, err := http.ReadResponse(r, nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return conn, resp, r
+	_ = resp.Body.Close()
+	return conn, resp.StatusCode, resp.Header, r
 }
 
 // WebSockets of /v1/realtime go to a worker that Kvlane picks, both ways and as long as they like, also when Kvlane dies
@@ -71,9 +72,9 @@ func TestWebSocketsOfRealtime(t *testing.T) {
 	for name, keys := range map[string]string{"default": "", "streamed": ", first_token: true, request_body: FULL_DUPLEX_STREAMED, response_body: STREAMED"} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, shape{envoy: keys, addressOf: echoing(t)})
-			conn, resp, r := b.upgrade("GET", "/v1/realtime?model=demo")
-			if target := resp.Header.Get("X-Kvlane-Target"); resp.StatusCode != http.StatusSwitchingProtocols || target == "" || resp.Header.Get("X-Path") != "/v1/realtime?model=demo" {
-				t.Fatalf("got %s with target %q and path %q, want 101 from a picked worker", resp.Status, target, resp.Header.Get("X-Path"))
+			conn, status, header, r := b.upgrade("GET", "/v1/realtime?model=demo")
+			if target := header.Get("X-Kvlane-Target"); status != http.StatusSwitchingProtocols || target == "" || header.Get("X-Path") != "/v1/realtime?model=demo" {
+				t.Fatalf("got %d with target %q and path %q, want 101 from a picked worker", status, target, header.Get("X-Path"))
 			}
 			echo := func(text []byte) {
 				t.Helper()
@@ -91,7 +92,7 @@ func TestWebSocketsOfRealtime(t *testing.T) {
 			if n := b.metric("kvlane_active_requests"); n != 1 {
 				t.Errorf("got %v active requests, want the open WebSocket", n)
 			}
-			second, _, _ := b.upgrade("GET", "/v1/realtime")
+			second, _, _, _ := b.upgrade("GET", "/v1/realtime")
 			_ = second.Close()
 			b.until("the second one has ended", func() bool { return b.metric("kvlane_active_requests") == 1 })
 			b.stopKvlane(syscall.SIGKILL)
@@ -99,14 +100,14 @@ func TestWebSocketsOfRealtime(t *testing.T) {
 			_ = conn.Close()
 
 			for _, c := range []struct{ method, path string }{{"GET", "/v1/chat/completions"}, {"POST", "/v1/realtime"}, {"GET", "/v1/realtimes"}} {
-				if _, resp, _ := b.upgrade(c.method, c.path); resp.StatusCode != http.StatusForbidden {
-					t.Errorf("%s %s: got %s, want 403", c.method, c.path, resp.Status)
+				if _, status, _, _ := b.upgrade(c.method, c.path); status != http.StatusForbidden {
+					t.Errorf("%s %s: got %d, want 403", c.method, c.path, status)
 				}
 			}
 		})
 	}
 	b := newBed(t, shape{envoy: ", paths: [/v1/chat/completions]", addressOf: echoing(t)})
-	if _, resp, _ := b.upgrade("GET", "/v1/realtime"); resp.StatusCode != http.StatusForbidden {
-		t.Errorf("not listed: got %s, want 403", resp.Status)
+	if _, status, _, _ := b.upgrade("GET", "/v1/realtime"); status != http.StatusForbidden {
+		t.Errorf("not listed: got %d, want 403", status)
 	}
 }

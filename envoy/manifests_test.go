@@ -3,6 +3,7 @@ package envoy
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -73,8 +74,7 @@ func removes(v any, in bool) (names []string, envoys bool) {
 	case map[string]any:
 		for key, e := range v {
 			each(e, in && key != "remove_on_match" || key == "request_mutations" || key == "earlyRequestHeaders")
-			prefix, _ := json.Marshal(e)
-			envoys = envoys || in && key == "remove_on_match" && bytes.Contains(prefix, []byte(`{"prefix":"x-envoy-"}`))
+			envoys = envoys || in && key == "remove_on_match" && strings.Contains(fmt.Sprint(e), "map[prefix:x-envoy-]")
 		}
 	case string:
 		if in {
