@@ -84,7 +84,7 @@ func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanatio
 	d.out.leg, d.out.cursor, d.out.via = req.leg, none32, ViaCost
 	d.recognise()
 	d.eligible()
-	if d.pin != nil && d.req.policy.PinSoft && !slices.ContainsFunc(d.cands, func(c candidate) bool { return d.belowCap(&c) }) {
+	if d.pin != nil && d.req.policy.PinSoft && !d.pin.Strict && !slices.ContainsFunc(d.cands, func(c candidate) bool { return d.belowCap(&c) }) {
 		ex.sayf("eligible", "pin ignored: none of its targets can serve")
 		d.pin = nil
 		d.eligible()

@@ -13,7 +13,7 @@ func (d *decision) recognise() {
 	d.out.conversation = table.find(d.out.key)
 	d.out.firstTurn = d.out.key != (Key{}) && d.out.conversation == none
 	d.out.implicit = d.req.policy.Sticky.Implicit && d.req.policy.Sticky.Mode != StickyOff
-	if d.req.policy.Sticky.BindingWins && d.pin != nil && d.out.conversation != none {
+	if d.req.policy.Sticky.BindingWins && d.pin != nil && !d.pin.Strict && d.out.conversation != none {
 		d.ex.sayf("eligible", "pin ignored: the conversation is bound")
 		d.pin = nil
 	}
@@ -22,6 +22,9 @@ func (d *decision) recognise() {
 // limits returns the policy's limits, lower for requests that may be shed.
 func (d *decision) limits() Limits {
 	l := d.req.policy.Limits
+	if d.q.Lookup {
+		return Limits{SuspendAfter: l.SuspendAfter}
+	}
 	if d.q.Priority < 0 {
 		l.MaxActive = shed(l.MaxActive, l.ShedAt)
 		l.MaxQueue = shed(l.MaxQueue, l.ShedAt)
@@ -100,7 +103,7 @@ func (d *decision) preferZone() {
 // belowCap reports whether the hard cap leaves room for a request on the target.
 func (d *decision) belowCap(c *candidate) bool {
 	hard := d.req.policy.Cap.Hard
-	return hard == 0 || c.active < hard
+	return hard == 0 || c.active < hard || d.q.Lookup
 }
 
 // weigh fills in the target's overlap and load.
@@ -183,7 +186,7 @@ func (d *decision) pinned() bool {
 		d.ex.sayf("eligible", "pinned to %s", d.r.targets[c.slot].name)
 		return true
 	}
-	if !d.req.policy.PinOverflow {
+	if !d.req.policy.PinOverflow || d.pin.Strict {
 		d.keep("cap", ReasonCap, func(*candidate) bool { return false })
 		return false
 	}

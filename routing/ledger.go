@@ -57,6 +57,8 @@ type reservation struct {
 	Number uint64 `json:"number,omitempty"`
 	// Failed is set if the answer was an error of the engine.
 	Failed bool `json:"failed,omitempty"`
+	// Lookup is Query.Lookup.
+	Lookup bool `json:"lookup,omitempty"`
 	// conversation is the binding that follows the request if it was served elsewhere.
 	conversation Key
 	// program is the live conversation that the request is a turn of, with Config.KVTokens.
@@ -194,7 +196,7 @@ func (r *Router) enter(id ReservationID, next phase) bool {
 	r.apply(res, -1)
 	res.Phase = next
 	r.apply(res, 1)
-	if r.sharer != nil && res.remote.key.replica == "" {
+	if r.shares(res) {
 		r.sharer.Progressed(id, uint8(next))
 	}
 	return true
@@ -223,8 +225,8 @@ func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 }
 
 // FirstToken records the first token of a request: its prefill no longer queues. It
-// reports whether this was the first call for the booking. Of a prefill target it shows nothing, PrefillDone does: where
-// both legs run concurrently, headers or an error of decode may come without a prefill.
+// reports whether this was the first call for the booking. It says nothing about a prefill target, PrefillDone does:
+// where both legs run concurrently, decode's headers or error may come before any prefill.
 func (r *Router) FirstToken(now time.Duration, id ReservationID) bool {
 	if res := r.ledger.get(id); res != nil {
 		t := r.waitsFor(res)
@@ -252,7 +254,7 @@ func (r *Router) Release(now time.Duration, id ReservationID) bool {
 	r.apply(res, -1)
 	r.programs.end(res.program, now)
 	r.unlinkRemote(res)
-	if r.sharer != nil && res.remote.key.replica == "" {
+	if r.shares(res) {
 		r.sharer.Released(id)
 	}
 	r.ledger.drop(id)

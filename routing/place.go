@@ -9,6 +9,9 @@ import (
 // fairShare drops targets at the cap. It returns false if none is left.
 func (d *decision) fairShare() bool {
 	p := &d.req.policy.Cap
+	if d.q.Lookup {
+		return true
+	}
 	d.softCap = math.MaxInt64
 	if p.FairShare {
 		total, busiest := int64(1), int64(0) // this request counts

@@ -42,15 +42,21 @@ type Query struct {
 	TTFT time.Duration `json:"ttft,omitempty"`
 	// Whole reports that the answer comes in one piece: its first token will not be seen.
 	Whole bool `json:"whole,omitempty"`
+	// Lookup reports that the engine computes nothing: it reads or cancels an answer that it has.
+	// No limit or cap refuses it, and its answer is no sign that the engine computes. Other
+	// replicas do not get its booking.
+	Lookup bool `json:"lookup,omitempty"`
 }
 
 // Pin restricts the request to a worker or a rank. It is strict: a target that does
-// not match is never chosen, except with Policy.PinOverflow or Sticky.BindingWins.
+// not match is never chosen, except with Policy.PinOverflow, Policy.PinSoft or Sticky.BindingWins.
 type Pin struct {
 	// Worker is the worker's name, "" for any.
 	Worker string `json:"worker,omitempty"`
 	// Rank is the rank, NoRank for any.
 	Rank int32 `json:"rank"`
+	// Strict holds whatever the policy says: other targets cannot serve the request.
+	Strict bool `json:"strict,omitempty"`
 }
 
 func (p *Pin) matches(t kvindex.Target) bool {

@@ -30,12 +30,17 @@ func (r *Router) Share(s Sharer) { r.sharer = s }
 
 // shareBooking tells of a booking that was made or moved.
 func (r *Router) shareBooking(id ReservationID) {
-	if r.sharer == nil {
+	if res := r.ledger.get(id); res == nil || !r.shares(res) {
 		return
 	}
 	if b, ok := r.Booking(id); ok {
 		r.sharer.Booked(&b)
 	}
+}
+
+// shares reports whether other replicas are told of a booking.
+func (r *Router) shares(res *reservation) bool {
+	return r.sharer != nil && res.remote.key.replica == "" && !res.Lookup
 }
 
 // shareUse tells of the use of a conversation.

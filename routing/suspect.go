@@ -208,7 +208,7 @@ func (r *Router) waitOf(now time.Duration, res *reservation, t *target) wait {
 // answered notes that a target, which may be nil, has done what a booking waited for.
 func (r *Router) answered(now time.Duration, res *reservation, t *target) {
 	r.awake(now)
-	if t == nil || res.Failed {
+	if t == nil || res.Failed || res.Lookup {
 		return
 	}
 	h := t.health
@@ -224,12 +224,14 @@ func (r *Router) answered(now time.Duration, res *reservation, t *target) {
 // may be dropped because its replica is gone.
 func (r *Router) ended(now time.Duration, res *reservation) {
 	r.awake(now)
-	own := res.remote.key.replica == ""
-	if t := r.waitsFor(res); t != nil && own && !res.Failed {
+	if res.Failed || res.Lookup || res.remote.key.replica != "" {
+		return
+	}
+	if t := r.waitsFor(res); t != nil {
 		if w := r.waitOf(now, res, t); res.Since >= t.health.Answered && w.Pace > t.health.GivenUp.Pace {
 			t.health.GivenUp = w
 		}
-	} else if t := r.targetOf(res.Decode, res.decodeGen); t != nil && res.Phase == decoding && own && !res.Failed {
+	} else if t := r.targetOf(res.Decode, res.decodeGen); t != nil && res.Phase == decoding {
 		r.worked(t)
 	}
 }

@@ -166,6 +166,76 @@ func TestAHungWorkerGetsFewNewClients(t *testing.T) {
 	}
 }
 
+// A worker that hangs still reads out what it has stored: such answers do not show that it computes, others do. No cap
+// refuses a lookup, and other replicas do not hear of it.
+func TestLookupsAreNoSignThatAWorkerComputes(t *testing.T) {
+	for _, lookup := range []bool{true, false} {
+		b := newBed(t, 8, func(c *Config) { c.Policy.Cap.Hard, c.Policy.PinOverflow = 100, true })
+		shared := &bookings{}
+		b.clients(16, 500*time.Millisecond, 2000, nil)
+		b.run(8 * time.Second)
+		b.engines[3].hung = true
+		for i := range 60 {
+			at := 8*time.Second + time.Duration(i)*500*time.Millisecond
+			b.at(at, func(now time.Duration) {
+				b.send(now, &Query{ID: fmt.Sprint(i), PromptTokens: 2000, Conversation: fmt.Sprint("new", i)})
+			})
+			b.at(at+250*time.Millisecond, func(now time.Duration) {
+				b.r.Share(shared)
+				defer b.r.Share(nil)
+				plan, err := b.r.Pick(now, &Query{ID: fmt.Sprint("get", i), Pin: &Pin{Worker: "w3", Rank: kvindex.NoRank, Strict: true}, Lookup: lookup, Waited: -1}, nil, nil)
+				if err != nil || plan.Decode != 3 {
+					t.Fatalf("got %+v, %v, want w3", plan, err)
+				}
+				b.r.FirstToken(now, plan.Reservation)
+				b.r.Release(now, plan.Reservation)
+			})
+		}
+		b.run(time.Minute)
+		if got := b.suspects["w3: no first token"] > 0; got != lookup {
+			t.Errorf("lookup %v: got %v, want the hung worker suspect only if its answers are lookups", lookup, b.suspects)
+		}
+		if got := shared.n == 0; got != lookup {
+			t.Errorf("lookup %v: got %d changes shared", lookup, shared.n)
+		}
+	}
+}
+
+// A strict pin holds under policies that set others aside, and a lookup finds room in a full target.
+func TestStrictPins(t *testing.T) {
+	for name, change := range map[string]func(*Policy){
+		"overflow": func(p *Policy) { p.PinOverflow = true }, "soft": func(p *Policy) { p.PinSoft = true }, "binding wins": func(p *Policy) { p.Sticky.BindingWins, p.Sticky.Mode = true, StickyTarget },
+	} {
+		for _, strict := range []bool{true, false} {
+			b := newBed(t, 2, func(c *Config) { c.Policy.Cap.Hard = 1; change(&c.Policy) })
+			pin := &Pin{Worker: "w0", Rank: kvindex.NoRank, Strict: strict}
+			if name == "binding wins" {
+				b.r.BindRemote(mainLeg, b.r.config.keyOf("c"), 0, kvindex.Target{Worker: "w1", Rank: kvindex.NoRank})
+			} else if _, err := b.r.Pick(0, &Query{PromptTokens: 10, Pin: pin}, nil, nil); err != nil {
+				t.Fatal(err)
+			}
+			plan, err := b.r.Pick(0, &Query{PromptTokens: 10, Conversation: "c", Pin: pin}, nil, nil)
+			if moved := err == nil && plan.Decode == 1; moved == strict {
+				t.Errorf("%s, strict %v: got target %d, %v", name, strict, plan.Decode, err)
+			}
+			if plan, err := b.r.Pick(0, &Query{Pin: pin, Lookup: true, Waited: -1}, nil, nil); err != nil || plan.Decode != 0 {
+				t.Errorf("%s: a lookup at a full target: got %d, %v, want it there", name, plan.Decode, err)
+			}
+		}
+	}
+}
+
+// bookings counts what a router shares of its bookings.
+type bookings struct {
+	Sharer
+	n int
+}
+
+func (b *bookings) Booked(*Booking)                             { b.n++ }
+func (b *bookings) Progressed(ReservationID, uint8)             { b.n++ }
+func (b *bookings) Released(ReservationID)                      { b.n++ }
+func (b *bookings) Used(int, Key, uint64, kvindex.Target, bool) {}
+
 // New clients come every millisecond. A worker that fails immediately looks idle: it is
 // suspect after five failures, not when targets are judged again.
 func TestAWorkerThatFailsQuicklyIsSuspectAtTheFifthFailure(t *testing.T) {

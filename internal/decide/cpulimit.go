@@ -16,8 +16,8 @@ const largeBody = 512 << 10
 //
 // At most half of the places, rounded down, are for large bodies, so that small ones never
 // wait for those alone. Since a decision may allocate many times its body, large ones also
-// share a number of bytes. Bodies whose time for exact tokens is over are parsed only, as many small ones as there are
-// places and one large one at a time. Safe for concurrent use.
+// share a number of bytes. A body that got no place before decision_timeout is only parsed, not tokenized: as many small
+// ones at a time as there are places, and one large one. Safe for concurrent use.
 type cpuLimit struct {
 	all, large           chan struct{}
 	lateSmall, lateLarge chan struct{}
@@ -33,8 +33,8 @@ func newCPULimit(maxBody int64) *cpuLimit {
 		bytes: semaphore.NewWeighted(maxBody), most: maxBody}
 }
 
-// place waits for a place until exact ends, and then for one of those without tokens until ctx does. It holds nothing if
-// ctx ends first.
+// place waits for a place until exact ends, and then for one of those without tokens until ctx does. If ctx ends
+// while it waits, the place holds nothing.
 func (l *cpuLimit) place(ctx, exact context.Context, body int) cpuPlace {
 	p, ok := l.acquire(exact, body)
 	if ok {

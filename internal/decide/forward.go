@@ -114,7 +114,7 @@ func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
 	if r == nil {
 		return nil, nil
 	}
-	edits := append(w.edits(p.decode, p.plan.RankFree), w.responseEdits(p.decode)...)
+	edits := w.edits(p.decode, p.plan.RankFree)
 	switch {
 	case w.d.legs != nil:
 		edits = append(edits, w.d.legs.Protocol.Local(r)...)
@@ -124,7 +124,7 @@ func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
 	if p.decode.Member.Engine == shape.TRTLLM.String() && r.Member(body.FieldDisaggregatedParams, "route_hint") != nil {
 		edits = append(edits, body.Delete(body.FieldDisaggregatedParams.String(), "route_hint"))
 	}
-	leg := disagg.Leg{Edits: edits}
+	leg := disagg.Leg{Edits: append(edits, w.responseEdits(p.decode)...)} // the name of the answer wins over its removal
 	body, err := leg.Body(ctx, r)
 	if err != nil || w.tokens.differ(p.decode) {
 		return body, err

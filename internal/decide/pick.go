@@ -67,7 +67,10 @@ func (j *job) query(w *work) {
 	if j.cacheReads == 0 {
 		w.query.Conversation = "" // neither follows a binding nor moves it
 	}
-	w.query.Pin = w.stored.pin
+	w.query.Pin, w.query.Lookup = w.stored.pin, !w.in.known && w.stored.root != nil
+	if w.query.Lookup {
+		w.query.Waited = -1
+	}
 	if j.d.legs != nil {
 		w.query.Local = w.cannotSplit() != ""
 	}
@@ -127,8 +130,8 @@ func (w *work) pick(ctx context.Context) (*placed, error) {
 }
 
 // placeOrLocal places the request, without a prefill target if there is none and the
-// engines can do without. If the target of the answer that it continues must not be used, another
-// engine tells the client that it does not have it.
+// engines can do without. If the worker that holds the answer it continues cannot be used, any
+// other one is taken: that tells the client that it does not have it.
 func (w *work) placeOrLocal(ctx context.Context) (*placed, error) {
 	p, err := w.place(ctx)
 	none, ok := errors.AsType[*routing.NoTargetError](err)

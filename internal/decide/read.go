@@ -135,7 +135,7 @@ func (j *job) readUnknown() (*input, error) {
 		return nil, err
 	}
 	j.stored.tokens = 0 // nothing is computed
-	if t := &j.d.cfg.Tenants; t.SaltHeader != "" && t.Required && (len(j.r.Body) > 0 || j.r.Partial) {
+	if t := &j.d.cfg.Tenants; t.SaltHeader != "" && t.Required && j.stored.root == nil && (len(j.r.Body) > 0 || j.r.Partial) {
 		if _, err := j.tenant(); err != nil {
 			return nil, err
 		}

@@ -24,8 +24,9 @@ import (
 // name it by the body's request_id. Kvlane sets that to an id that tells which target has the
 // answer. No table is needed: any replica with the same index.key reads the id, also after a restart.
 //
-// The id is responseMark and, sealed for the tenant and in hex, 8 random bytes that all answers of a conversation
-// share, the prompt's tokens (4) and a hash of the target's name (8). No client can read it, change it or make one.
+// The id is responseMark and in hex, sealed: 8 random bytes common to a conversation's answers, the prompt's length in
+// tokens (4 bytes) and a hash of the target's name (8 bytes). The tenant is authenticated, not contained. No client can
+// read an id, change it or make one.
 const (
 	responseMark  = "resp_"
 	responseBytes = 20
@@ -77,10 +78,11 @@ func (j *job) findStored(text string) error {
 	j.stored.root, j.stored.tokens = id[:8], int64(binary.LittleEndian.Uint32(id[8:]))
 	for slot, e := range j.d.fleet.View().Endpoints {
 		if nameHash(e) == binary.LittleEndian.Uint64(id[12:]) {
-			j.stored.slot, j.stored.pin = slot, &routing.Pin{Worker: e.Target.Worker, Rank: kvindex.NoRank}
+			j.stored.slot, j.stored.pin = slot, &routing.Pin{Worker: e.Target.Worker, Rank: kvindex.NoRank, Strict: true}
 			if e.Member.RankBy == "port" { // each rank is a process of its own
 				j.stored.pin.Rank = e.Target.Rank
 			}
+			break
 		}
 	}
 	return nil

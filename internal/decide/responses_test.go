@@ -182,6 +182,45 @@ func TestAStoredResponseOfAWorkerThatCannotServe(t *testing.T) {
 	}
 }
 
+// Reading and cancelling an answer needs no room, and a worker that drains is not waited for.
+func TestAStoredResponseWithAQueue(t *testing.T) {
+	b := newBench(t, "flow: {max_requests: 100, zero_workers: 1m}\nrouting: {policy: {limits: {max_active: 1}}}\n", fourWorkers()...)
+	first := b.respond("", "")
+	id, home := idSent(t, &first), first.Endpoint
+	for what, path := range map[string]string{"GET": "/v1/responses/" + id, "POST": "/v1/responses/" + id + "/cancel"} {
+		if d := b.get(what, path); d.Endpoint != home {
+			t.Errorf("%s %s while the worker is full: got %s %+v, want %s", what, path, d.Endpoint, d.Reject, home)
+		} else {
+			end(&d, 200)
+		}
+	}
+	end(&first, 200)
+	list := fourWorkers()
+	for i := range list {
+		list[i].Draining = list[i].Address == home
+	}
+	b.Fleet().SetWorkers(list)
+	if d := b.respond(id, ""); d.Endpoint == "" || d.Endpoint == home {
+		t.Errorf("draining: got %q %+v, want another worker", d.Endpoint, d.Reject)
+	} else {
+		end(&d, 200)
+	}
+}
+
+// A client's id that must not reach the engine is replaced, not only removed.
+func TestATenantsAnswerHasANameWithAConnector(t *testing.T) {
+	for _, more := range []string{"", "disagg: {connector: p2p-nccl}\n", "disagg: {connector: nixl}\n"} {
+		b := newBench(t, "tenants: {salt_header: X-Tenant}\n"+more, worker("a", 0), worker("b", 0))
+		for _, id := range []string{"mine", "___prefill_addr_1.1.1.1:1___decode_addr_1.1.1.1:2_"} {
+			d := b.respond("", `,"request_id":"`+id+`"`, saltHeader, "alice")
+			if got := idSent(t, &d); !strings.HasPrefix(got, "resp_") {
+				t.Errorf("%q, %q: got id %q %+v, want one of Kvlane's", more, id, got, d.Reject)
+			}
+			end(&d, 200)
+		}
+	}
+}
+
 // Ranks behind one address share what is stored, and the rank that computed the history is preferred; ranks with ports of
 // their own are processes of their own.
 func TestAStoredResponseOfARank(t *testing.T) {

@@ -113,8 +113,8 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 	return nil
 }
 
-// slim drops what only making tokens needed, for a request that will hold its memory for long: the spans of a hostile
-// body's elements take several times the body.
+// slim drops what was only needed to make tokens, because the request may now wait for long: the spans of a hostile
+// body's elements take several times the body's memory.
 func (w *work) slim() {
 	if w.in.body != nil {
 		r := *w.in.body
@@ -228,7 +228,7 @@ func (w *work) lane(err error) (routing.Lane, bool) {
 		return held.Lane(""), live.Flow.Requests > 0
 	}
 	_, full := errors.AsType[*routing.CapacityError](err)
-	waits := isHeld && live.Flow.Requests > 0 || full && live.Waits() || isAbsent(err) && live.Flow.Requests > 0 && live.Flow.ZeroWorkers > 0
+	waits := isHeld && live.Flow.Requests > 0 || full && live.Waits() || isAbsent(err) && w.stored.pin == nil && live.Flow.Requests > 0 && live.Flow.ZeroWorkers > 0
 	if !waits {
 		return routing.Lane{}, false
 	}

@@ -342,7 +342,7 @@ func (f *Fleet) Syncing() string {
 	members := f.View().members
 	for _, s := range f.FeedStatus() {
 		m := members[s.Worker]
-		waits := s.Errors == 0 && m != nil && !m.feed.pushed
+		waits := s.Errors < 2 && m != nil && !m.feed.pushed // the first attempt is short
 		for _, t := range s.Targets {
 			if t.State == feed.Syncing || t.State == feed.Stale && waits {
 				return fmt.Sprintf("events of %s are %s", t.Target, t.State)

@@ -340,7 +340,7 @@ func (c *Core) State(now time.Duration) State {
 		synced := p.live && p.request == 0
 		s.Synced = s.Synced && synced
 		if !p.live {
-			continue // it may be a recording of one that has ended
+			continue // no state has arrived: its messages may be those of one that has ended, sent again
 		}
 		s.Peers = append(s.Peers, PeerState{ID: p.id, Synced: synced, Seq: p.seq, Bookings: p.sum.count, Unknown: p.missing, Silent: (now - p.heard).Seconds()})
 	}

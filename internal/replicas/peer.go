@@ -237,7 +237,8 @@ func (c *Core) answer(p *peer, r *kvlanev1.ReplicaStateRequest, reply string) {
 	c.wake()
 }
 
-// writePart writes some bookings, then conversations. Those that were used since are left out: the others are told of them.
+// writePart writes some bookings, then conversations. Those that this replica used since are left
+// out, as the others are told of that.
 func (c *Core) writePart(w *writer, own []routing.Booking, uses [numLegs][]use, from, to int) {
 	for i := from; i < to; i++ {
 		if i < len(own) {

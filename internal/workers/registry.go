@@ -5,9 +5,11 @@ package workers
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -103,6 +105,7 @@ type tracked struct {
 	worker   Worker
 	failures int
 	checked  bool
+	again    bool      // the first check was too short, another one runs
 	warned   time.Time // of the last failed check
 	cache    EngineCache
 	reported time.Time // of the last call of OnCache: a page that alternates cannot fill the log
@@ -254,7 +257,7 @@ func (r *Registry) Settled() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, t := range r.tracked {
-		if !t.checked && r.opts.Health.Every > 0 {
+		if (!t.checked || t.again) && r.opts.Health.Every > 0 {
 			return false
 		}
 	}
@@ -288,7 +291,7 @@ func (r *Registry) announce() {
 }
 
 // firstCheck bounds a worker's first check, so that a wrong address that drops packets is reported
-// early. Until a check succeeds the worker gets no requests in any case.
+// early. A check with the configured timeout follows immediately: the engine may be slow.
 const firstCheck = 1500 * time.Millisecond
 
 // watch checks one worker and reads its load until ctx ends.
@@ -300,19 +303,20 @@ func (r *Registry) watch(ctx context.Context, t *tracked) {
 	defer health.Stop()
 	scrape := newTicker(r.opts.Scrape)
 	defer scrape.Stop()
-	if r.opts.Health.Every > 0 {
-		r.check(ctx, t, p)
-	}
+	again := r.opts.Health.Every > 0 && r.check(ctx, t, p, timeout > firstCheck)
 	p.timeout = timeout
+	if again {
+		r.check(ctx, t, p, false)
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-health.C:
-			r.check(ctx, t, p)
+			r.check(ctx, t, p, false)
 		case <-t.kick:
 			if r.opts.Health.Every > 0 {
-				r.check(ctx, t, p)
+				r.check(ctx, t, p, false)
 			}
 		case <-scrape.C:
 			r.scrape(ctx, t, p)
@@ -331,13 +335,14 @@ func newTicker(every time.Duration) *time.Ticker {
 	return time.NewTicker(every - time.Duration(rand.Int64N(int64(every)/10+1)))
 }
 
-func (r *Registry) check(ctx context.Context, t *tracked, p *prober) {
+// check checks a worker. With early its time was short: check then reports whether it did not suffice.
+func (r *Registry) check(ctx context.Context, t *tracked, p *prober, early bool) (again bool) {
 	r.mu.Lock()
 	address := t.entry.Address
 	r.mu.Unlock()
 	err := p.health(ctx, address)
 	if ctx.Err() != nil {
-		return
+		return false
 	}
 	failure := ""
 	if err != nil { // it may quote what the worker sent
@@ -347,7 +352,8 @@ func (r *Registry) check(ctx context.Context, t *tracked, p *prober) {
 	defer r.mu.Unlock()
 	before := t.worker
 	first := !t.checked
-	t.checked = true
+	timeout, ok := errors.AsType[net.Error](err)
+	t.checked, t.again = true, early && ok && timeout.Timeout()
 	if err == nil {
 		t.failures, t.down = 0, ""
 	} else {
@@ -372,6 +378,7 @@ func (r *Registry) check(ctx context.Context, t *tracked, p *prober) {
 	case first:
 		r.changed()
 	}
+	return t.again
 }
 
 // warnEvery is the shortest interval of a worker's warnings while it stays not ready.

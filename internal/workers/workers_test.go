@@ -103,6 +103,9 @@ func TestTheFirstCheckIsShort(t *testing.T) {
 	defer r.Close()
 	r.Static([]config.Worker{{Name: "a", Address: hung.Addr().String(), Engine: "vllm"}})
 	l.until(t, "the first check's error", func(w []Worker) bool { return len(w) == 1 && strings.Contains(w[0].Reason, "i/o timeout") })
+	if r.Settled() {
+		t.Error("settled after the short check, want the one with the configured timeout waited for")
+	}
 }
 
 func TestAWorkerComesSickensRecoversAndGoes(t *testing.T) {
