@@ -97,6 +97,9 @@ func TestBootstrapDecodesAndValidates(t *testing.T) {
 		if err := b.ValidateAll(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
+		if route := "timeout: 0s, idle_timeout: 300s, upgrade_configs: [{upgrade_type: websocket}]"; strings.Count(string(text), route) != 1 || strings.Count(string(text), "idle_timeout: 300s") != 1 {
+			t.Errorf("%s: got no idle timeout of WebSockets, or others, want one route with %s", name, route)
+		}
 		for _, h := range StripHeaders() {
 			if !strings.Contains(string(text), "{remove: "+h+"}") {
 				t.Errorf("%s: header %s of a client is not removed", name, h)

@@ -185,7 +185,7 @@ static_resources:
 {{- if .FirstToken}}
                   first-token: {"@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute, disabled: true}
 {{- end}}
-                route: {cluster: model_servers, timeout: 0s, upgrade_configs: [{upgrade_type: websocket}]}
+                route: {cluster: model_servers, timeout: 0s, idle_timeout: 300s, upgrade_configs: [{upgrade_type: websocket}]}
               - match: {{if .Paths}}{safe_regex: {regex: '{{.Paths}}'}}{{else}}{prefix: /}{{end}}
                 request_body_buffer_limit: {{.MaxBody}}   # a larger body is answered 413
                 route:
