@@ -106,8 +106,12 @@ func TestWebSocketsOfRealtime(t *testing.T) {
 			}
 		})
 	}
-	b := newBed(t, shape{envoy: ", paths: [/v1/chat/completions]", addressOf: echoing(t)})
-	if _, status, _, _ := b.upgrade("GET", "/v1/realtime"); status != http.StatusForbidden {
-		t.Errorf("not listed: got %d, want 403", status)
+	for paths, refused := range map[string][]string{"/v1/chat/completions": {"/v1/realtime"}, "/*": {"/v1/realtimes", "/v1/realtime/x?model=demo"}} {
+		b := newBed(t, shape{envoy: fmt.Sprintf(", paths: [%q]", paths), addressOf: echoing(t)})
+		for _, path := range refused {
+			if _, status, _, _ := b.upgrade("GET", path); status != http.StatusForbidden {
+				t.Errorf("paths %s: %s: got %d, want 403", paths, path, status)
+			}
+		}
 	}
 }

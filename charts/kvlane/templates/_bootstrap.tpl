@@ -177,7 +177,7 @@ static_resources:
             - name: all
               domains: ["*"]
               routes:
-              - match: { {{- if .Paths}}safe_regex: {regex: '{{.Paths}}'}{{else}}prefix: /{{end}}, headers: [{name: ":path", string_match: {prefix: /v1/realtime}},
+              - match: { {{- if .Paths}}safe_regex: {regex: '{{.Paths}}'}{{else}}prefix: /{{end}}, headers: [{name: ":path", string_match: {safe_regex: {regex: '/v1/realtime(\?.*)?'}}},
                   {name: ":method", string_match: {exact: GET}}, {name: upgrade, string_match: {exact: websocket, ignore_case: true}}]}
                 typed_per_filter_config:          # Kvlane picks on the headers; what follows has no end and passes unread
                   kvlane: {"@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute, overrides: {processing_mode: {
