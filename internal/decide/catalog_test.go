@@ -51,3 +51,40 @@ func TestWhoseModel(t *testing.T) {
 		})
 	}
 }
+
+// A WebSocket goes to a worker of the model that its query names.
+func TestWebSocketsGoToTheirModel(t *testing.T) {
+	a, b2 := worker("a", 0), worker("b", 0)
+	a.Address, b2.Address, a.Models, b2.Models = "127.0.0.1:1", "127.0.0.1:2", []string{"demo"}, []string{"org/other"}
+	gone := b2
+	gone.Ready = false
+	for query, c := range map[string]struct {
+		second workers.Worker
+		status int    // 0: it is routed
+		want   string // its endpoint
+	}{
+		"?model=demo":                  {b2, 0, a.Address},
+		"?x=%zz&model=org%2Fother&y=1": {b2, 0, b2.Address},
+		"":                             {b2, 400, ""},
+		"?intent=transcription&model=": {b2, 400, ""},
+		"?model=x":                     {gone, 404, ""},
+	} {
+		list := []workers.Worker{a, c.second}
+		if c.status == 404 {
+			list = list[1:] // a does not answer which models it has, so it may serve any
+		}
+		b := newBench(t, "", list...)
+		for range 4 { // by load it would be either
+			r := b.request("/v1/realtime"+query, "")
+			r.Method, r.Partial, r.Body = "GET", true, nil
+			d := b.Decide(t.Context(), r)
+			got := 0
+			if d.Reject != nil {
+				got = d.Reject.Status
+			}
+			if got != c.status || d.Endpoint != c.want {
+				t.Errorf("%q: got status %d, endpoint %q, want %d and %q: %+v", query, got, d.Endpoint, c.status, c.want, d.Reject)
+			}
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"github.com/kvlane/kvlane/extproc"
@@ -48,6 +49,8 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 	switch {
 	case j.api == body.Models:
 		return j.listModels(ctx, exact)
+	case j.api == body.Realtime:
+		return j.readRealtime(ctx, exact)
 	case !j.api.Read():
 		return j.readUnknown()
 	case j.r.Partial && j.d.guarded():
@@ -128,6 +131,21 @@ func (j *job) listModels(ctx, exact context.Context) (*input, error) {
 	return nil, &answerError{outcome: "answered", Reject: &extproc.Reject{Status: http.StatusOK, Body: text, Details: "kvlane_models"}}
 }
 
+// readRealtime is readUnknown that takes the model from the query: what the WebSocket carries is not read.
+func (j *job) readRealtime(ctx, exact context.Context) (*input, error) {
+	in, err := j.readUnknown()
+	if err != nil {
+		return nil, err
+	}
+	_, query, _ := strings.Cut(j.r.Path, "?")
+	values, _ := url.ParseQuery(query) // what can be parsed
+	in.name = values.Get("model")
+	in.model = j.d.fleet.Model(in.name)
+	j.entry.Model = observe.Clip(in.name)
+	in.name, err = j.servedName(ctx, exact, in)
+	return in, err
+}
+
 // readUnknown parses the body of an API that Kvlane does not know, to remove such fields:
 // engines accept the same fields on further paths (vLLM's /invocations).
 func (j *job) readUnknown() (*input, error) {
@@ -141,7 +159,7 @@ func (j *job) readUnknown() (*input, error) {
 		}
 		return nil, j.fail(400, "kvlane_tenant_not_salted", "this API is not known to separate the caches of tenants (tenants.required)")
 	}
-	_, upgrades := j.r.Header("upgrade") // what a WebSocket carries has no content type
+	_, upgrades := j.r.Header("upgrade") // a content-type of the upgrade request says nothing about what the WebSocket carries
 	if kind, ok := j.r.Header("content-type"); !j.d.guarded() || ok && !upgrades && !strings.Contains(strings.ToLower(kind), "json") {
 		return &input{}, nil
 	}

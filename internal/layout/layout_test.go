@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82100
+	totalLimit = 82140
 	totalGoal  = 62000
 )
 
@@ -37,10 +37,10 @@ var rooms = []struct {
 	{"tokens", 28600, 22000, []string{"internal/tokens"}},
 	{"fleet", 4330, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},
-	{"decide", 3190, 1700, []string{"internal/decide"}},
+	{"decide", 3210, 1700, []string{"internal/decide"}},
 	{"replicas", 2440, 2200, []string{"internal/replicas"}},
 	{"lab", 11910, 11700, []string{"internal/lab"}},
-	{"rim", 9140, 6000, []string{
+	{"rim", 9160, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
