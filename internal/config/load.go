@@ -72,7 +72,7 @@ func Inspect(file string, text []byte, running func(Admin) []byte) (c *Config, w
 		missing = d.bad
 		c.validateFree(running, d.bad, d.note)
 	}
-	c.validateFiles(running != nil, d.bad, missing)
+	c.validateFiles(running != nil, d.bad, missing, d.note)
 	c.warn(listed, d.note)
 	if len(d.problems) > 0 {
 		return c, d.warnings, d.problems

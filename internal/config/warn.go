@@ -18,18 +18,27 @@ import (
 // validateFiles reads the certificates and looks for the folders of sockets. They may be
 // mounted where Kvlane runs, so missing ones go to missing. Containers and packages create the
 // default socket's folder: it is looked for only if live.
-func (c *Config) validateFiles(live bool, bad, missing report) {
+func (c *Config) validateFiles(live bool, bad, missing, note report) {
 	for _, l := range c.listeners() {
 		path, ok := l.socket()
 		if !ok || relative(path) || strings.HasPrefix(path, "@") || !live && l.address == Default().Listen.Address {
 			continue
 		}
 		folder := filepath.Dir(path)
-		if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) {
+		if info, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) {
 			missing(l.path, "there is no folder %s here: make it before Kvlane starts", folder)
+		} else if err == nil && !info.IsDir() {
+			bad(l.path, "%s is a file: name a socket in a folder", folder)
 		} else if live && !l.envoy {
+			if conn, err := net.Dial("unix", path); err == nil { // in use, which validateFree reports
+				_ = conn.Close()
+				continue
+			}
 			probe, err := os.CreateTemp(folder, ".kvlane-*")
-			if err != nil {
+			if errors.Is(err, fs.ErrPermission) {
+				note(l.path, "user %d, which runs this check, cannot create files in %s: the user that runs Kvlane must be able to", os.Getuid(), folder)
+				continue
+			} else if err != nil {
 				bad(l.path, "nothing can be created there: %v: the folder must belong to the user that runs Kvlane", err)
 				continue
 			}

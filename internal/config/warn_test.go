@@ -130,6 +130,10 @@ func TestWhatLiveChecksFind(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	// effective is what a Kvlane that runs with the same addresses shows.
 	effective := func(text string) []byte {
 		c, err := Parse("k.yaml", []byte(text))
@@ -160,6 +164,7 @@ func TestWhatLiveChecksFind(t *testing.T) {
 		"a taken socket":       {listen: "unix:" + socket, problem: "listen.address: cannot listen there: another process listens there: stop the other program"},
 		"a running Envoy":      {ingress: taken.Addr().String(), warning: "envoy.ingress: cannot listen there"},
 		"a folder of others":   {listen: "unix:/proc/s", problem: "listen.address: nothing can be created there: "},
+		"a file as folder":     {listen: "unix:" + file + "/s", problem: "listen.address: " + file + " is a file"},
 		"no folder":            {listen: "unix:" + dir + "/none/s", problem: "listen.address: there is no folder " + dir + "/none here"},
 		"no CA":                {more: "index: {peers: {ca_file: /none.pem}}\n", problem: "index.peers.ca_file: there is no file /none.pem here"},
 		"an address of others": {admin: "192.0.2.1:9090", problem: "admin.address: cannot listen there: "},
