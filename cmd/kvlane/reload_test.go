@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -98,4 +99,24 @@ func TestServeReloads(t *testing.T) {
 
 	write("debug", 7, "# as it runs\n")
 	until(t, "http://"+admin+"/metrics", metric(`kvlane_config_reloads_total{result="unchanged"} 1`))
+}
+
+// Whatever listens at the admin port gets no token from check --live.
+func TestCheckSendsNoToken(t *testing.T) {
+	asked, sent := 0, ""
+	stranger := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked++
+		sent += r.Header.Get("Authorization")
+		http.Error(w, "needs the token of admin.token_file", http.StatusUnauthorized)
+	}))
+	defer stranger.Close()
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("admin: {address: %q, token_file: %q}\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n", stranger.Listener.Addr(), token)
+	code, _, errs := kvlane(text, "check", "--live", "-")
+	if code != 1 || !strings.Contains(errs, "admin.address: cannot listen there") || asked != 1 || sent != "" {
+		t.Errorf("got code %d, %s, %d requests with the token %q, want an error of the address and one request without", code, errs, asked, sent)
+	}
 }
