@@ -246,7 +246,7 @@ type Kubernetes struct {
 // Health is how engines are checked.
 type Health struct {
 	Every    Duration `yaml:"every" jsonschema_description:"Interval; 0: no checks."`
-	Timeout  Duration `yaml:"timeout" jsonschema_description:"Timeout of one check."`
+	Timeout  Duration `yaml:"timeout" jsonschema_description:"Timeout of one check; the first check of a worker ends after 1.5 s at most."`
 	Failures int      `yaml:"failures" jsonschema:"minimum=1" jsonschema_description:"Consecutive failures until a worker is taken out. A refused connection takes it out immediately."`
 }
 
