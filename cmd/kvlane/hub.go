@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"strings"
 	"time"
 
@@ -35,12 +36,16 @@ func openHub(ctx context.Context, cache hub.Cache, tokenizer string) (*hub.Snaps
 	ctx, cancel := context.WithTimeout(ctx, hubPatience)
 	defer cancel()
 	s, err := cache.Resolve(ctx, name)
+	_, local := errors.AsType[*fs.PathError](err)
+	_, remote := errors.AsType[net.Error](err) // *url.Error, and the end of ctx
 	switch {
 	case err == nil:
 		return s, nil
 	case cache.Offline:
 		err = fmt.Errorf("%w, and HF_HUB_OFFLINE is set", err)
-	case !errors.Is(err, hub.ErrRefused):
+	case local:
+		err = fmt.Errorf("%w: make %s (HF_HUB_CACHE) writable", err, cache.Folder)
+	case !errors.Is(err, hub.ErrRefused) && (remote || strings.Contains(err.Error(), cache.Endpoint+" answers ")): // 5xx, 429
 		err = fmt.Errorf("%w: make %s (HF_ENDPOINT) reachable, or copy the files to %s (HF_HUB_CACHE)", err, cache.Endpoint, cache.Folder)
 	}
 	return nil, hubError{err}

@@ -275,3 +275,22 @@ func TestHubHasWhatTheLoaderReads(t *testing.T) {
 		}
 	}
 }
+
+// What to do fits the reason: a cache that cannot be written, or a hub that does not answer.
+func TestAdviceForAModelHub(t *testing.T) {
+	status, _ := hubOf(t, qwen3(t))
+	cache := hub.FromEnvironment()
+	cache.Folder = filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(cache.Folder, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const writable, reachable = "(HF_HUB_CACHE) writable", "(HF_ENDPOINT) reachable"
+	if _, err := openHub(t.Context(), cache, "hf:Org/Model"); err == nil || !strings.Contains(err.Error(), writable) || strings.Contains(err.Error(), reachable) {
+		t.Errorf("got %v, want advice for the folder", err)
+	}
+	status.Store(503)
+	cache.Folder = t.TempDir()
+	if _, err := openHub(t.Context(), cache, "hf:Org/Model"); err == nil || strings.Contains(err.Error(), writable) || !strings.Contains(err.Error(), reachable) {
+		t.Errorf("got %v, want advice for the hub", err)
+	}
+}
