@@ -210,7 +210,8 @@ func (enc *encoder) shortWord(dst []uint32, word []byte) []uint32 {
 // whole, even if it has parts: one lookup takes less time than finding and looking up the parts.
 func (enc *encoder) longWord(dst []uint32, text []byte, from, end int, parts bool) []uint32 {
 	word, at := text[from:end], len(dst)
-	// A clause of Chinese or Japanese hardly ever repeats, but its parts do. A token has no parts.
+	// A clause of Chinese or Japanese hardly ever repeats, but its parts do. A word that is a token
+	// is never cut, so the vocabulary need not be asked first.
 	if word[0] >= 0xe3 && word[0] <= 0xe9 && !parts {
 		if dst, ok := enc.inParts(dst, text, from, end); ok {
 			return dst

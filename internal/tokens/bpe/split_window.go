@@ -134,8 +134,8 @@ func (r *windowRules) words(s string, i int, ends []uint32, n int) (count, next 
 	return n, max(i, next)
 }
 
-// split is that of a splitter. The end of a word in text that is not ASCII, or where ends has no
-// room for a window, is what next returns.
+// split implements splitter.split: windows find the ends of ASCII words; next finds those in other
+// text, and where ends has no room for a window.
 func (r *windowRules) split(s string, at int, ends []uint32, next func(s string, i int) int) (int, int) {
 	n, i := 0, at
 	for i < len(s) && n < len(ends) && (len(ends) < windowSize || n+windowSize <= len(ends)) {
