@@ -43,7 +43,7 @@ type Query struct {
 	// Whole reports that the answer comes in one piece: its first token will not be seen.
 	Whole bool `json:"whole,omitempty"`
 	// Lookup reports that the engine computes nothing: it reads or cancels an answer that it has.
-	// No limit or cap refuses it, and its answer is no sign that the engine computes. Other
+	// No limit or cap refuses it, and its answer does not show that the engine computes. Other
 	// replicas do not get its booking.
 	Lookup bool `json:"lookup,omitempty"`
 }
