@@ -154,6 +154,8 @@ func (h *harmonyItems) message(role, channel string, texts ...string) {
 	values := make([]jinja.Value, len(texts))
 	for i := range texts {
 		values[i] = jinja.String(texts[i])
+	}
+	if len(texts) > 0 {
 		msg.Set("flat", join(texts, ""))
 	}
 	msg.Set("texts", jinja.List(values))

@@ -328,6 +328,10 @@ func TestTruncation(t *testing.T) {
 			t.Errorf("%s: %v, want %v", body, got, want)
 		}
 	}
+	// To as much as fits into a context that is not known.
+	if got := idsOf(t, load(t, "qwen3", Options{}), `{"prompt":"one two three four","truncate_prompt_tokens":-1,"max_tokens":5}`); !slices.Equal(got, whole) {
+		t.Errorf("unknown context: got %v, want %v", got, whole)
+	}
 }
 
 func idsOf(t *testing.T, m *Model, raw string) []uint32 {

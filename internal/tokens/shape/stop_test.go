@@ -3,6 +3,7 @@ package shape
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -125,5 +126,26 @@ func TestAContextEndsTheReadingOfItems(t *testing.T) {
 	in.stop = over
 	if list, err := harmonyInput(in); !errors.Is(err, errStopped) || len(list) > 1 {
 		t.Errorf("got %d messages, error %v, want none, errStopped", len(list), err)
+	}
+}
+
+// A message of many parts is joined once. Allocations show it without a clock.
+func TestAMessageOfManyPartsIsJoinedOnce(t *testing.T) {
+	bytesFor := func(parts int) uint64 {
+		req, err := body.Parse(body.Responses, []byte(`{"input":[{"role":"user","content":[{"type":"input_text","text":"abcdefgh"}`+
+			strings.Repeat(`,{"type":"input_text","text":"abcdefgh"}`, parts-1)+`]}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if list, err := harmonyInput(input{Request: req, profile: profiles[VLLM]}); err != nil || len(list) != 2 {
+			t.Fatalf("got %d messages, error %v, want 2", len(list), err)
+		}
+		runtime.ReadMemStats(&after)
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	if few, many := bytesFor(500), bytesFor(4000); many > 16*few {
+		t.Errorf("got %d bytes for 4,000 parts and %d for 500, want at most sixteen times", many, few)
 	}
 }

@@ -374,9 +374,12 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 	return nil
 }
 
-// longestPrompt is the greatest number of tokens of a truncated prompt.
+// longestPrompt is the greatest number of tokens of a truncated prompt, 0 if the engine's context is not known.
 func (m *Model) longestPrompt(in input) int64 {
 	n := int64(m.maxModelLen())
+	if n == 0 {
+		return 0
+	}
 	if wanted, asked := in.vllmMaxTokens(); asked && wanted != 0 {
 		n-- // leaves room for one token
 	}
