@@ -246,6 +246,7 @@ func TestRoomForAnotherModel(t *testing.T) {
 	}
 	// When the workers leave the wait ends: no capacity can become free.
 	waits = b.send(1)
+	b.untilWaiting(1)
 	b.Fleet().SetWorkers(nil)
 	if d := <-waits.done; d.Reject == nil || d.Reject.Status != 503 {
 		t.Errorf("%+v", d)
