@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82200
+	totalLimit = 82210
 	totalGoal  = 62000
 )
 
@@ -38,7 +38,7 @@ var rooms = []struct {
 	{"fleet", 4330, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},
 	{"decide", 3210, 1700, []string{"internal/decide"}},
-	{"replicas", 2440, 2200, []string{"internal/replicas"}},
+	{"replicas", 2450, 2200, []string{"internal/replicas"}},
 	{"lab", 11910, 11700, []string{"internal/lab"}},
 	{"rim", 9160, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",

@@ -930,3 +930,21 @@ func TestSealedMessagesBelongToTheirSubject(t *testing.T) {
 		t.Errorf("at another replica's subject: got %q, want an error", got)
 	}
 }
+
+// The subjects are handled concurrently: a request of a replica may come after its goodbye. It does not bring it back.
+func TestNothingComesAfterAGoodbye(t *testing.T) {
+	a, b := pair(t)
+	a.Bye()
+	for _, o := range a.Take() {
+		if o.Message != nil {
+			b.Receive(0, recode(t, o.Message), "")
+		}
+	}
+	m := &message{Version: 1, Replica: "a", StateRequest: &kvlanev1.ReplicaStateRequest{Id: 1 << 20}}
+	b.Receive(0, recode(t, m), "parts.a")
+	m.StateRequest, m.Number = nil, 1<<20
+	b.Receive(0, recode(t, m), "")
+	if p := b.peers["a"]; !p.gone || len(b.Take()) != 0 {
+		t.Errorf("got a replica that is back %v, want it gone and nothing sent to it", !p.gone)
+	}
+}

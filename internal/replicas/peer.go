@@ -20,6 +20,8 @@ type peer struct {
 	// gone reports that it was silent or left: its bookings are dropped, and seq and clock kept
 	// so that only newer conversations are asked for if it comes back.
 	gone bool
+	// left is set by its goodbye: what comes after is not handled.
+	left bool
 	// silent is how long it had been silent when it was dropped; 0 if it said goodbye.
 	silent time.Duration
 	// number is that of its last message to all, 0 if its version does not number them, and
@@ -81,6 +83,9 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 	}
 	r := m.GetStateRequest()
 	switch {
+	case p.left: // subjects are handled concurrently: its request may come after its goodbye
+		c.stats.Duplicates++
+		return
 	case r != nil && reply != "" && r.GetId() > p.requested:
 		p.requested = r.GetId()
 	case r != nil, p.number != 0 && m.GetNumber() <= p.number:
@@ -94,6 +99,7 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 		if !p.gone {
 			c.drop(now, p)
 		}
+		p.left = true // a process that starts has another id
 		return
 	}
 	if m.GetHello() {
