@@ -863,7 +863,7 @@ func TestHeldMessagesAreBounded(t *testing.T) {
 	}
 	size := proto.Size(m)
 	for n := 1; n <= 4; n++ {
-		m.Seq, m.Number = m.Seq+1, p.number+1
+		m.Seq, m.Number = m.GetSeq()+1, p.number+1
 		b.Receive(0, recode(t, m), "")
 		if got := len(p.held) * size; got > maxHeldSize {
 			t.Errorf("after %d messages: got %d bytes held, want at most %d", n, got, maxHeldSize)
