@@ -3,12 +3,14 @@ package decide_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"sync"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -555,6 +557,72 @@ func TestCostOfPrompts(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// responses are the items of a response whose messages the model's own encoder reads, as gpt-oss's.
+var responses = map[string]func(n int) string{
+	"said": func(n int) string {
+		return items(n, `{"type":"message","role":"assistant","content":[{"type":"output_text","text":"x"},{"type":"refusal","refusal":"y"}]}`)
+	},
+	"output parts": func(n int) string {
+		return items(1, `{"role":"assistant","type":"message","content":[`+list(n, `{"type":"output_text","text":"a text of some length"}`)+`]}`)
+	},
+	"reasoning": func(n int) string {
+		return items(n, `{"type":"reasoning","id":"r","summary":[],"content":[{"type":"reasoning_text","text":"x"}]}`)
+	},
+	"reasoning parts": func(n int) string {
+		return items(1, `{"type":"reasoning","id":"r","summary":[`+list(n/2, `{"type":"summary_text","text":"x"}`)+`],"content":[`+list(n/2, `{"type":"reasoning_text","text":"x"}`)+`]}`)
+	},
+	"calls and outputs": func(n int) string {
+		return `"input":[{"role":"user","content":"x"},` + list(n/2, `{"type":"function_call","call_id":"%d","name":"f","arguments":"{}"}`) + `,` +
+			list(n/2, `{"type":"function_call_output","call_id":"0","output":"x"}`) + `]`
+	},
+	"calls of one id": func(n int) string {
+		return items(n, `{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"c","output":"x"}`)
+	},
+	"equal keys": func(n int) string { return items(1, `{"role":"user","content":"x",`+list(n, `"content":"y"`)+`}`) },
+	"keys":       func(n int) string { return items(1, `{"role":"user","content":"x",`+list(n, `"k%d":"y"`)+`}`) },
+	"named tool": func(n int) string {
+		return `"input":"x","tools":[` + list(n, `{"type":"function","name":"f%d","parameters":{"type":"object","properties":{"a":{"type":"string"}}}}`) +
+			`],"tool_choice":{"type":"function","name":"f0"}`
+	},
+	"systems": func(n int) string { return `"input":[` + list(n, `{"role":"system","content":"x"}`) + `]` },
+	"instructed": func(n int) string {
+		return `"instructions":"` + fill(n/2, "sea ") + `","input":[` + list(n/2, `{"role":"developer","content":[{"type":"input_text","text":"x"}]}`) + `]`
+	},
+}
+
+// TestCostOfEncodedResponses is TestCostOfPrompts for a model without a chat template.
+func TestCostOfEncodedResponses(t *testing.T) {
+	prepared(t)
+	files := fstest.MapFS{"config.json": {Data: []byte(`{"model_type":"gpt_oss","architectures":["GptOssForCausalLM"]}`)}}
+	for _, name := range []string{"tokenizer.json.gz", "tokenizer_config.json"} {
+		b, err := os.ReadFile("../tokens/models/gptoss/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[name] = &fstest.MapFile{Data: b}
+	}
+	m, err := shape.Load(files, shape.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shapes := maps.Clone(requests[body.Responses])
+	maps.Copy(shapes, responses)
+	for name, fields := range shapes {
+		t.Run(name, func(t *testing.T) {
+			grows(t, func(n int) func() {
+				r, err := body.Parse(body.Responses, []byte(`{"model":"gpt-oss",`+fields(n)+`}`))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if res, err := m.Prompt(r, shape.VLLM); err == nil && res.Assumed != "" {
+					t.Fatalf("got a prompt that assumes %s, want the encoder's", res.Assumed)
+				}
+				return func() { _, _ = m.Prompt(r, shape.VLLM) }
+			})
+		})
 	}
 }
 
