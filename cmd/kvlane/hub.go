@@ -45,7 +45,7 @@ func openHub(ctx context.Context, cache hub.Cache, tokenizer string) (*hub.Snaps
 		err = fmt.Errorf("%w, and HF_HUB_OFFLINE is set", err)
 	case local:
 		err = fmt.Errorf("%w: make %s (HF_HUB_CACHE) writable", err, cache.Folder)
-	case !errors.Is(err, hub.ErrRefused) && (remote || strings.Contains(err.Error(), cache.Endpoint+" answers ")): // 5xx, 429
+	case errors.Is(err, hub.ErrUnavailable), remote && !errors.Is(err, hub.ErrRefused):
 		err = fmt.Errorf("%w: make %s (HF_ENDPOINT) reachable, or copy the files to %s (HF_HUB_CACHE)", err, cache.Endpoint, cache.Folder)
 	}
 	return nil, hubError{err}

@@ -68,9 +68,6 @@ func (j *job) query(w *work) {
 		w.query.Conversation = "" // neither follows a binding nor moves it
 	}
 	w.query.Pin, w.query.Lookup = w.stored.pin, !w.in.known && w.stored.root != nil
-	if w.query.Lookup {
-		w.query.Waited = -1
-	}
 	if j.d.legs != nil {
 		w.query.Local = w.cannotSplit() != ""
 	}
@@ -82,6 +79,9 @@ func (j *job) query(w *work) {
 	w.query.TTFT = live.TTFT(w.in.modelName())
 	if ms, err := strconv.Atoi(j.header(ttftHeader)); err == nil && ms > 0 && ms <= int(config.MaxTTFT.Milliseconds()) {
 		w.query.TTFT = time.Duration(ms) * time.Millisecond
+	}
+	if w.query.Lookup { // it computes no first token and is not held
+		w.query.TTFT, w.query.Waited = 0, -1
 	}
 	if live.Routing.Trusted || live.Routing.TrustedNames {
 		if priority, ok := j.objective(); ok {
@@ -134,11 +134,11 @@ func (w *work) pick(ctx context.Context) (*placed, error) {
 // other one is taken: that tells the client that it does not have it.
 func (w *work) placeOrLocal(ctx context.Context) (*placed, error) {
 	p, err := w.place(ctx)
-	none, ok := errors.AsType[*routing.NoTargetError](err)
-	if ok && w.stored.pin != nil {
+	if w.stored.pin != nil && isAbsent(err) {
 		w.query.Pin, w.stored.pin = nil, nil
 		return w.placeOrLocal(ctx)
 	}
+	none, ok := errors.AsType[*routing.NoTargetError](err)
 	if !ok || none.Pool != routing.Prefill || w.query.Local || w.d.legs == nil || w.d.legs.Protocol.Always {
 		return p, err
 	}

@@ -221,6 +221,32 @@ func TestATenantsAnswerHasANameWithAConnector(t *testing.T) {
 	}
 }
 
+// Without a prefill worker the worker that has the answer computes the prompt itself: another one does not have it. A
+// target for the first token does not keep an answer from being read.
+func TestAStoredResponseWithoutAPrefillWorker(t *testing.T) {
+	list := []workers.Worker{worker("p", 0), worker("a", 0), worker("b", 0), worker("c", 0)}
+	list[0].Role, list[0].Ready = "prefill", false
+	for i := range list[1:] {
+		list[i+1].Role = "decode"
+	}
+	b := newBench(t, "disagg: {connector: nixl}\nslo: {unmet: refuse}\nrouting: {disagg: {mode: threshold, threshold: 0}}\n", list...)
+	first := b.respond("", "")
+	end(&first, 200)
+	id, home := idSent(t, &first), first.Endpoint
+	for range 6 {
+		d := b.respond(id, "")
+		defer end(&d, 200)
+		if d.Endpoint != home {
+			t.Errorf("got %q %+v, want %s, which has the answer", d.Endpoint, d.Reject, home)
+		}
+	}
+	if d := b.get("GET", "/v1/responses/"+id, ttftHeader, "1"); d.Endpoint != home {
+		t.Errorf("read: got %q %+v, want %s", d.Endpoint, d.Reject, home)
+	} else {
+		end(&d, 200)
+	}
+}
+
 // Ranks behind one address share what is stored, and the rank that computed the history is preferred; ranks with ports of
 // their own are processes of their own.
 func TestAStoredResponseOfARank(t *testing.T) {

@@ -168,7 +168,7 @@ func (c *Cache) ask(ctx context.Context, client *http.Client, path string) (io.R
 	case code/100 == 4 && code != http.StatusTooManyRequests && code != http.StatusRequestTimeout:
 		return nil, fmt.Errorf("%w: %s", ErrRefused, says)
 	}
-	return nil, errors.New(says)
+	return nil, fmt.Errorf("%w: %s", ErrUnavailable, says)
 }
 
 // checkRedirect keeps the token from other hosts, where net/http only compares domains, and from plain text.

@@ -26,6 +26,9 @@ const Prefix = "hf:"
 // read, an answer that is out of bounds, or files that are missing while HF_HUB_OFFLINE is set.
 var ErrRefused = errors.New("model hub")
 
+// ErrUnavailable is wrapped by errors of a hub that answers that it cannot serve now.
+var ErrUnavailable = errors.New("model hub is not available")
+
 // wanted are the files that the loader of tokenizers reads. Of marks it only asks whether one exists.
 var (
 	wanted = []string{
