@@ -13,6 +13,8 @@ import (
 	extprocfilter "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/kvlane/kvlane/envoy"
@@ -36,6 +38,9 @@ func runFloor(ctx context.Context, socket, addresses string) error {
 	}
 	g := grpc.NewServer(grpc.MaxRecvMsgSize(64<<20), grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(4<<20))
 	extprocv3.RegisterExternalProcessorServer(g, f)
+	alive := health.NewServer()
+	alive.SetServingStatus("liveness", grpc_health_v1.HealthCheckResponse_SERVING) // the bootstrap's health check asks for it
+	grpc_health_v1.RegisterHealthServer(g, alive)
 	xds := envoy.NewXDS()
 	xds.Register(ctx, g)
 	if err := xds.Set(envoy.Endpoints{Serve: f.addresses}); err != nil {
