@@ -49,7 +49,7 @@ func (d *decision) eligible() {
 	if d.q.Model != "" {
 		if known = r.models[d.q.Model]; known != nil {
 			d.out.models = known
-		} else if len(r.models) > 0 && r.anyModel.size == 0 {
+		} else if !d.q.Listed && len(r.models) > 0 && r.anyModel.size == 0 {
 			d.out.degraded = DegradedModel
 			d.ex.sayf("eligible", "no target lists model %q: all may serve it", d.q.Model)
 		}
@@ -150,7 +150,7 @@ func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidat
 	if models != nil && !models.slots.Has(slot) && !d.r.anyModel.slots.Has(slot) {
 		return ReasonModel
 	}
-	if models == nil && d.q.Model != "" && d.r.anyModel.size > 0 && !d.r.anyModel.slots.Has(slot) {
+	if models == nil && d.q.Model != "" && (d.q.Listed || d.r.anyModel.size > 0) && !d.r.anyModel.slots.Has(slot) {
 		return ReasonModel
 	}
 	switch {

@@ -12,9 +12,12 @@ import (
 type Query struct {
 	// ID is the request id; it seeds tie-breaks.
 	ID string `json:"id"`
-	// Model is the model or adapter asked for. "" and names that no target lists
-	// match every target.
+	// Model is the model or adapter asked for. "" matches every target, and so does a name that
+	// no target lists, except with Listed.
 	Model string `json:"model,omitempty"`
+	// Listed reports that Model is known: while no target lists it, only those that list none may
+	// serve it.
+	Listed bool `json:"listed,omitempty"`
 	// PromptTokens is the prompt's length, exact or estimated.
 	PromptTokens int64 `json:"prompt_tokens"`
 	// Prefix is the hashes of PrefixBlocks; used only for implicit conversations.

@@ -19,7 +19,7 @@ import (
 //	targets              one target a line: worker[/rank] [role=] [speed=] [zone=] [model=] [not-ready] [draining]
 //	remove               targets to remove, one a line
 //	pick ID [prompt=] [conv=] [overlap=(target:tokens,...)] [host=...] [spec=...] [exclude=(...)] [subset=(...)]
-//	     [pin=target] [model=] [priority=] [waited=] [ttft=] [blocks=FROM-TO] [explain]
+//	     [pin=target] [model=] [listed=] [priority=] [waited=] [ttft=] [blocks=FROM-TO] [explain]
 //	spread n=N [turns=] prefix=ID [conv] [hold] and pick's arguments: counts per target; # in conv is the number / turns
 //	first-token, prefill-done, end, fail: ids, one or more
 //	report TARGET running= waiting= [kv=] [seq=] [full]
@@ -225,8 +225,8 @@ func (s *story) query(id string, args []datadriven.CmdArg) (*Query, []Overlap) {
 			q.PromptTokens = s.number(first)
 		case "conv":
 			q.Conversation = first
-		case "model":
-			q.Model = first
+		case "model", "listed":
+			q.Model, q.Listed = first, a.Key == "listed"
 		case "waited", "ttft":
 			d, err := time.ParseDuration(first)
 			if err != nil {

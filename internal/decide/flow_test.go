@@ -233,6 +233,49 @@ func TestTheDeadlineAfterFlowIsSwitchedOff(t *testing.T) {
 	b.idle()
 }
 
+// A request whose model has no worker any more waits for one where the configuration allows it, both before and while it
+// waits for room. Workers of other models would answer 404.
+func TestAModelWithoutWorkersWaitsForItsOwn(t *testing.T) {
+	for _, zero := range []string{"", ", zero_workers: 1m"} {
+		other := listing(t, "b", `{"data":[{"id":"other"}]}`, "other")
+		b := flowBench(t, zero, "")
+		b.Fleet().SetWorkers([]workers.Worker{worker("a", 0), other})
+		running, _ := b.ask("/v1/completions", text("one", 100))
+		waits := b.sendBody(1, text("two", 100))
+		b.Fleet().SetWorkers([]workers.Worker{other})
+		if zero == "" {
+			if d := <-waits.done; refusal(d) != "503 kvlane_no_eligible_worker 0" {
+				t.Errorf("without zero_workers: got %s, endpoint %q", refusal(d), d.Endpoint)
+			}
+			running.Ticket.End(time.Now())
+			b.idle()
+			continue
+		}
+		late := b.sendBody(2, text("three", 100))
+		if d, _ := b.ask("/v1/completions", strings.Replace(text("four", 9), "demo", "other", 1)); d.Endpoint != other.Address {
+			t.Errorf("a request for the other model: got %+v, want %s", d, other.Address)
+		} else {
+			d.Ticket.End(time.Now())
+		}
+		running.Ticket.End(time.Now())
+		b.untilWaiting(2)
+		b.Fleet().SetWorkers([]workers.Worker{other, worker("c", 0)})
+		for range 2 {
+			var d extproc.Decision
+			select {
+			case d = <-waits.done:
+			case d = <-late.done:
+			}
+			if d.Endpoint != "10.0.0.99:8000" {
+				t.Fatalf("got %+v, want the model's new worker", d)
+			}
+			d.Ticket.FirstToken(time.Now())
+			d.Ticket.End(time.Now())
+		}
+		b.idle()
+	}
+}
+
 // Requests wait for a pool that starts from nothing where the configuration allows it.
 func TestWaitingForTheFirstWorker(t *testing.T) {
 	b := flowBench(t, ", zero_workers: 1m", "")

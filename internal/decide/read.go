@@ -27,8 +27,10 @@ type input struct {
 	known bool
 	// model is the configured model, nil if there is none; name is what workers are
 	// asked to serve.
-	model        *fleet.Model
-	name         string
+	model *fleet.Model
+	name  string
+	// listed reports that workers list name, or did: engines of other models would answer 404.
+	listed       bool
 	conversation string
 	// salt is the cache_salt that the tenant gives the request, "" if the client's stays.
 	salt string
@@ -90,8 +92,7 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 	}
 	in.model = j.d.fleet.Model(in.name)
 	j.entry.Model, j.entry.Conversation = observe.Clip(in.name), observe.Clip(in.conversation)
-	in.name, err = j.servedName(ctx, exact, in)
-	return in, err
+	return in, j.findServed(ctx, exact, in)
 }
 
 // listModels answers a request for the list of models with what all workers list. It is forwarded if
@@ -142,8 +143,7 @@ func (j *job) readRealtime(ctx, exact context.Context) (*input, error) {
 	in.name = values.Get("model")
 	in.model = j.d.fleet.Model(in.name)
 	j.entry.Model = observe.Clip(in.name)
-	in.name, err = j.servedName(ctx, exact, in)
-	return in, err
+	return in, j.findServed(ctx, exact, in)
 }
 
 // readUnknown parses the body of an API that Kvlane does not know, to remove such fields:
@@ -202,47 +202,50 @@ func (j *job) unread(reason string) error {
 	return j.fail(400, "kvlane_unread_body", "with disaggregated prefill and decode, or with tenants, a request has to be read: "+reason)
 }
 
-// servedName finds the name under which workers serve the model that the request names. A
+// findServed finds the name under which workers serve the model that the request names. A
 // name that no worker lists is refused: every worker would answer with a different model.
-func (j *job) servedName(ctx, exact context.Context, in *input) (string, error) {
+func (j *job) findServed(ctx, exact context.Context, in *input) error {
 	d, v, name := j.d, j.d.fleet.View(), in.name
 	if d.live.Load().Limits.UnknownModel == "route" || v.OpenToAll() {
-		return name, nil
+		return nil
 	}
 	if name == "" {
 		if !v.Split() {
-			return name, nil
+			return nil
 		}
-		return name, j.failure("kvlane_model_missing", body.Failure{Status: 400, Param: "model",
+		return j.failure("kvlane_model_missing", body.Failure{Status: 400, Param: "model",
 			Message: `you must provide a "model": ` + servedHere(v) + " are served here"})
 	}
+	in.listed = true
 	if d.fleet.Known(v, name) {
-		return name, nil
+		return nil
 	}
 	if in.model != nil {
 		for _, other := range in.model.Names() {
 			if v.Declares(other) {
-				return other, nil // name is an alias or an adapter that workers do not list
+				in.name = other
+				return nil // name is an alias or an adapter that workers do not list
 			}
 		}
 	}
 	if base, _, adapter := strings.Cut(name, ":"); adapter && d.fleet.Known(v, base) { // SGLang's base:adapter
-		return base, nil
+		in.name = base
+		return nil
 	}
 	j.cpu.release()
 	answered := d.fleet.List(ctx)
 	j.cpu = d.cpu.place(ctx, exact, len(j.r.Body))
+	known := d.fleet.Known(v, name)
+	in.listed = known || answered
 	switch {
 	case ctx.Err() != nil:
-		return name, errClientGone
-	case d.fleet.Known(v, name) || !answered:
-		return name, nil
-	case in.model != nil && d.live.Load().Flow.ZeroWorkers > 0:
-		return name, nil // it may wait for one
+		return errClientGone
+	case known, !answered, in.model != nil && d.live.Load().Flow.ZeroWorkers > 0: // it may wait for a worker
+		return nil
 	case in.model != nil:
-		return name, j.fail(503, "kvlane_model_not_served", fmt.Sprintf("no worker serves the model `%s` at the moment", observe.Clip(name)))
+		return j.fail(503, "kvlane_model_not_served", fmt.Sprintf("no worker serves the model `%s` at the moment", observe.Clip(name)))
 	}
-	return name, j.failure("kvlane_model_not_found", body.Failure{Status: 404, Param: "model", Code: "model_not_found",
+	return j.failure("kvlane_model_not_found", body.Failure{Status: 404, Param: "model", Code: "model_not_found",
 		Message: fmt.Sprintf("The model `%s` does not exist: %s are served here", observe.Clip(name), servedHere(v))})
 }
 

@@ -247,8 +247,7 @@ func TestRoomForAnotherModel(t *testing.T) {
 	// When the workers leave the wait ends: no capacity can become free.
 	waits = b.send(1)
 	b.untilWaiting(1)
-	b.Fleet().SetWorkers([]workers.Worker{worker("a", 0), worker("c", 0)}) // the last one would get requests for models that none lists
-	b.Fleet().SetWorkers(nil)
+	b.Fleet().SetWorkers([]workers.Worker{other}) // its engine would answer 404
 	if d := <-waits.done; d.Reject == nil || d.Reject.Status != 503 {
 		t.Errorf("%+v", d)
 	}
