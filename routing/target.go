@@ -284,6 +284,9 @@ func (r *Router) shiftCursors(at int, by int32) {
 	}
 }
 
+// Lists reports whether a target lists the model.
+func (r *Router) Lists(model string) bool { return r.models[model] != nil }
+
 func (r *Router) joinModels(slot kvindex.Slot, models []string) {
 	if len(models) == 0 {
 		r.anyModel.slots.Add(slot)

@@ -233,7 +233,7 @@ func (w *work) lane(err error) (routing.Lane, bool) {
 		return routing.Lane{}, false
 	}
 	// Requests that may go to the same targets share a lane.
-	class, q := w.query.Model, &w.query
+	class, q := w.class(), &w.query
 	if q.Pin != nil || q.Subset != nil || len(q.Exclude) > 0 {
 		subset := slices.Sorted(slices.Values(w.r.Subset))
 		class = fmt.Sprint(class, "\x00", w.r.HasSubset, subset, q.Exclude)
@@ -242,9 +242,18 @@ func (w *work) lane(err error) (routing.Lane, bool) {
 		}
 	}
 	if isHeld { // new programs wait for others than those that no target has room for
-		return held.Lane(strings.Clone(class)), true
+		return held.Lane(class), true
 	}
-	return routing.Lane{Class: strings.Clone(class), Slot: routing.NoSlot}, true
+	return routing.Lane{Class: class, Slot: routing.NoSlot}, true
+}
+
+// class is the model by which the queue knows the request. A name that no worker lists is none: a client can write another
+// one in each request, and all of them go to the same targets. The caller holds d.mu.
+func (w *work) class() string {
+	if w.query.Listed || w.d.router.Lists(w.query.Model) {
+		return strings.Clone(w.query.Model)
+	}
+	return ""
 }
 
 // isAbsent reports whether a request was refused because no worker could serve it.
@@ -271,7 +280,7 @@ func (w *work) uncached() int64 {
 func (w *work) flowTenant(f *config.Flow) string {
 	switch f.Fairness {
 	case config.FairModel:
-		return strings.Clone(w.query.Model)
+		return w.class()
 	case config.FairKey:
 		for _, name := range []string{"authorization", "x-api-key", "api-key"} {
 			if v, ok := w.r.Header(name); ok {

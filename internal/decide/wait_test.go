@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/routing"
 )
 
 // asked is a decision that may still be waiting.
@@ -281,4 +282,49 @@ func TestManyWaiters(t *testing.T) {
 		}
 	}
 	b.idle()
+}
+
+// Names that no worker lists are one model to the queue: otherwise a client that writes another one in each request makes
+// every change of the router try as many waiters. Listed names are different ones.
+func TestNamesOfClientsOpenNoLanes(t *testing.T) {
+	for _, queue := range []string{"routing: {wait: {max_requests: 99, timeout: 1m}, " + oneAtATime + "}\n",
+		"flow: {max_requests: 99, timeout: 1m, fairness: model}\nrouting: {" + oneAtATime + "}\n"} {
+		listed := worker("a", 0)
+		listed.Models = []string{"demo", "other"}
+		b := newBench(t, "limits: {unknown_model: route}\n"+queue, listed)
+		running, _ := b.ask("/v1/completions", completion(10, ""))
+		all := map[string]*asked{}
+		for i, name := range []string{"x1", "x2", "x3", "other", "demo"} {
+			all[name] = b.sendBody(i+1, strings.Replace(completion(10, ""), "demo", name, 1))
+		}
+		lanes, tenants := map[string]routing.Lane{}, map[string]string{}
+		b.mu.Lock()
+		for _, q := range b.waiting.byID {
+			lanes[q.work.query.Model], _ = q.work.lane(q.err)
+			tenants[q.work.query.Model] = q.work.flowTenant(&b.live.Load().Flow)
+		}
+		b.mu.Unlock()
+		if lanes["x1"] != lanes["x2"] || lanes["x2"] != lanes["x3"] || lanes["demo"] == lanes["other"] || lanes["demo"] == lanes["x1"] {
+			t.Errorf("got lanes %v, want one for the names that no worker lists", lanes)
+		}
+		if tenants["x1"] != tenants["x2"] || strings.HasPrefix(queue, "flow") && (tenants["demo"] == tenants["other"] || tenants["demo"] == tenants["x1"]) {
+			t.Errorf("got tenants %v, want one for the names that no worker lists", tenants)
+		}
+		running.Ticket.End(time.Now())
+		for len(all) > 0 { // one after the other, in any order
+			for name, a := range all {
+				select {
+				case d := <-a.done:
+					if d.Reject != nil {
+						t.Fatalf("%s: got %+v, want a place", name, d.Reject)
+					}
+					d.Ticket.End(time.Now())
+					delete(all, name)
+				default:
+					time.Sleep(time.Millisecond)
+				}
+			}
+		}
+		b.idle()
+	}
 }
