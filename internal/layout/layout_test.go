@@ -336,3 +336,23 @@ func TestFuzzTargetsAreListed(t *testing.T) {
 		t.Errorf("docs/fuzzing.md lists %s, which is no fuzz target", name)
 	}
 }
+
+// A tag of an action can be moved, a commit cannot: workflows name the commit, and beside it the tag for people and Dependabot.
+func TestActionsArePinned(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(root, ".github/workflows/*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("got workflows %q, %v, want some", files, err)
+	}
+	uses, pinned := regexp.MustCompile(`(?m)^.*\buses: .*$`), regexp.MustCompile(`uses: [\w-]+/[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range uses.FindAllString(string(text), -1) {
+			if !pinned.MatchString(line) {
+				t.Errorf("%s: got %q, want a commit and its tag: uses: owner/name@<40 hex digits> # v1.2.3", filepath.Base(f), line)
+			}
+		}
+	}
+}
