@@ -17,17 +17,17 @@ import (
 
 // Engine is a running engine. Its methods are safe for concurrent use.
 type Engine struct {
-	opts      Options
-	id        string // engine id of block transfers, new with every start
-	ranks     []*rank
-	apis      []*apiServer
-	side      *apiServer
-	rankSides []*apiServer // of ranks from 1, where each has its own
-	boot      *apiServer   // the server at which the legs of SGLang and Mooncake meet
-	faults    faultBox
-	stats     stats
-	held      holdings
-	stored    storedResponses
+	opts   Options
+	id     string // engine id of block transfers, new with every start
+	ranks  []*rank
+	apis   []*apiServer
+	sides  []*apiServer // one, or one for each rank
+	side   *apiServer   // the first
+	boot   *apiServer   // the server at which the legs of SGLang and Mooncake meet
+	faults faultBox
+	stats  stats
+	held   holdings
+	stored storedResponses
 	// received is what LMCache senders pushed to this engine.
 	received SharedStore
 	turn     atomic.Uint64 // round robin of requests that name no rank
@@ -80,12 +80,12 @@ func (e *Engine) open() error {
 		if err := e.ctx.Err(); err != nil { // stopped before it started
 			return err
 		}
-		r := &rank{eng: e, local: i, wake: make(chan struct{}, 1), hash: o.hasher()}
+		r := &rank{eng: e, local: i, wake: make(chan struct{}, 1)}
 		if o.CoupledRanks {
 			r.wake = common
 		}
 		r.newPool()
-		enc := encoding{engine: o.Engine, arrays: o.ArrayEvents, bytes: o.RawHashes && o.Engine == VLLM, hash: r.hash, blockSize: o.BlockSize}
+		enc := encoding{engine: o.Engine, arrays: o.ArrayEvents, bytes: o.RawHashes && o.Engine == VLLM, blockSize: o.BlockSize}
 		pub, err := openPublisher(e.ctx, o, r.global(), enc, &e.faults)
 		if err != nil {
 			return err
@@ -97,65 +97,45 @@ func (e *Engine) open() error {
 		}
 	}
 	e.announceStart()
-	var err error
-	if err = e.openSides(); err != nil {
+	_, port, err := net.SplitHostPort(o.SideAddr)
+	if err != nil {
 		return fmt.Errorf("side listener: %w", err)
 	}
+	// With NIXL's push each rank has its own side listener, if their ports were chosen.
+	if e.sides, err = e.openRanks(o.SideAddr, o.Connector == "nixl-push" && o.Ranks > 1 && port != "0", e.sideMux); err != nil {
+		return fmt.Errorf("side listener: %w", err)
+	}
+	e.side = e.sides[0]
 	if (o.Engine == SGLang || o.Connector == "mooncake") && o.Role != Decode {
 		if e.boot, err = openAPI(e, o.Bootstrap, e.bootstrapMux()); err != nil {
 			return fmt.Errorf("bootstrap listener: %w", err)
 		}
 	}
-	if !o.PortPerRank {
-		api, err := openAPI(e, o.Listen, e.apiMux(-1))
-		if err != nil {
-			return fmt.Errorf("api listener: %w", err)
-		}
-		e.apis = append(e.apis, api)
-		return nil
-	}
-	for i := range o.Ranks {
-		_, address, err := zmtpAddress("tcp://"+o.Listen, i)
-		if err != nil {
-			return err
-		}
-		api, err := openAPI(e, address, e.apiMux(i))
-		if err != nil {
-			return fmt.Errorf("api listener of rank %d: %w", i, err)
-		}
-		e.apis = append(e.apis, api)
+	if e.apis, err = e.openRanks(o.Listen, o.PortPerRank, e.apiMux); err != nil {
+		return fmt.Errorf("api listener: %w", err)
 	}
 	return nil
 }
 
-// openSides opens the side listener. With NIXL's push each rank has its own, at the first one's port + its rank, if that
-// port was chosen.
-func (e *Engine) openSides() error {
-	o := &e.opts
-	_, port, err := net.SplitHostPort(o.SideAddr)
-	if err != nil {
-		return err
+// openRanks opens one listener for all ranks or, if they are apart, one for each, at the address's port + rank.
+func (e *Engine) openRanks(listen string, apart bool, mux func(only int) http.Handler) ([]*apiServer, error) {
+	if !apart {
+		all, err := openAPI(e, listen, mux(-1))
+		return []*apiServer{all}, err
 	}
-	apart := o.Connector == "nixl-push" && o.Ranks > 1 && port != "0"
-	only := -1
-	if apart {
-		only = 0
-	}
-	if e.side, err = openAPI(e, o.SideAddr, e.sideMux(only)); err != nil || !apart {
-		return err
-	}
-	for i := 1; i < o.Ranks; i++ {
-		_, address, err := zmtpAddress("tcp://"+o.SideAddr, i)
+	var servers []*apiServer
+	for i := range e.opts.Ranks {
+		_, address, err := zmtpAddress("tcp://"+listen, i)
 		if err != nil {
-			return err
+			return servers, err
 		}
-		side, err := openAPI(e, address, e.sideMux(i))
+		one, err := openAPI(e, address, mux(i))
 		if err != nil {
-			return fmt.Errorf("of rank %d: %w", i, err)
+			return servers, fmt.Errorf("of rank %d: %w", i, err)
 		}
-		e.rankSides = append(e.rankSides, side)
+		servers = append(servers, one)
 	}
-	return nil
+	return servers, nil
 }
 
 // announceStart: SGLang's first batch clears the cache, TensorRT-LLM's first event creates it; vLLM sends nothing.
@@ -211,7 +191,7 @@ func (e *Engine) run(ranks []*rank) {
 func (e *Engine) Close() {
 	e.close.Do(func() {
 		e.cancel()
-		for _, a := range slices.Concat(e.apis, e.rankSides, []*apiServer{e.side, e.boot}) {
+		for _, a := range slices.Concat(e.apis, e.sides, []*apiServer{e.boot}) {
 			if a != nil {
 				a.shut()
 			}

@@ -32,7 +32,6 @@ type encoding struct {
 	engine    EngineKind
 	arrays    bool // elements by position, as engines did before mid 2026
 	bytes     bool // whole digests instead of 64-bit numbers (vLLM)
-	hash      hasher
 	blockSize int
 }
 
@@ -79,9 +78,9 @@ func (e encoding) digest(d digest) any {
 	case e.bytes:
 		return d[:]
 	case e.engine == SGLang:
-		return int64(e.hash.event(d))
+		return int64(d.number())
 	}
-	return e.hash.event(d)
+	return d.number()
 }
 
 func (e encoding) fields(ev *kvEvent) (tag string, fields []field) {

@@ -216,14 +216,3 @@ func (o *Options) complete() error {
 	}
 	return nil
 }
-
-func (o *Options) hasher() hasher {
-	switch o.Engine {
-	case SGLang:
-		return sglangHasher{}
-	case TRTLLM:
-		return trtllmHasher{}
-	default:
-		return newVLLMHasher("vllm-none-hash")
-	}
-}

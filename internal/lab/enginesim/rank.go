@@ -60,7 +60,6 @@ type rank struct {
 
 	mu      sync.Mutex
 	pool    *pool
-	hash    hasher
 	waiting []*sequence
 	running []*sequence
 	events  []kvEvent
@@ -218,11 +217,11 @@ func (r *rank) hashUpTo(s *sequence, n int) {
 	size := r.eng.opts.BlockSize
 	for len(s.hashes) < n {
 		i := len(s.hashes)
-		var parent *digest
+		var parent digest
 		if i > 0 {
-			parent = &s.hashes[i-1]
+			parent = s.hashes[i-1]
 		}
-		s.hashes = append(s.hashes, r.hash.next(parent, s.ids[i*size:(i+1)*size], s.id, i == 0))
+		s.hashes = append(s.hashes, parent.next(s.ids[i*size:(i+1)*size], s.id))
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 // ranks. A request drains the buffer; when it is full, the oldest events are dropped.
 type trtEvents struct {
 	opts   *Options
-	hash   hasher
 	faults *faultBox
 
 	mu     sync.Mutex
@@ -27,7 +26,7 @@ func (e *Engine) trtEvents() *trtEvents {
 	if len(e.ranks) > 1 {
 		return e.ranks[0].trt
 	}
-	return &trtEvents{opts: &e.opts, hash: e.opts.hasher(), faults: &e.faults, next: map[int]int{}}
+	return &trtEvents{opts: &e.opts, faults: &e.faults, next: map[int]int{}}
 }
 
 func (t *trtEvents) created(rank int) {
@@ -62,7 +61,7 @@ func (t *trtEvents) add(events []kvEvent, rank int) {
 		ev := &events[i]
 		var hashes []uint64
 		for _, d := range ev.hashes {
-			hashes = append(hashes, t.hash.event(d))
+			hashes = append(hashes, d.number())
 		}
 		switch ev.kind {
 		case blockStored:
@@ -76,7 +75,7 @@ func (t *trtEvents) add(events []kvEvent, rank int) {
 func (t *trtEvents) stored(ev *kvEvent, hashes []uint64) object {
 	var parent any
 	if ev.parent != nil {
-		parent = t.hash.event(*ev.parent)
+		parent = ev.parent.number()
 	}
 	size := t.opts.BlockSize
 	var blocks []object
