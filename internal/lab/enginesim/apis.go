@@ -18,7 +18,7 @@ import (
 
 // dialect is how an API that is not OpenAI's completions or chat writes its answer.
 type dialect struct {
-	chunk func(o *output, t merged, text string, first bool)
+	chunk func(o *output, t merged, first bool)
 	end   func(o *output)
 }
 
@@ -50,7 +50,7 @@ func (o *output) message(content []any, stop any) object {
 	}
 }
 
-func messagesChunk(o *output, _ merged, text string, first bool) {
+func messagesChunk(o *output, t merged, first bool) {
 	if first {
 		o.named(object{"type": "message_start", "message": o.message([]any{}, nil)})
 		block := object{"type": "text", "text": ""}
@@ -60,7 +60,7 @@ func messagesChunk(o *output, _ merged, text string, first bool) {
 		o.named(object{"type": "content_block_start", "index": 0, "content_block": block})
 	}
 	if o.c.tool == nil {
-		o.named(object{"type": "content_block_delta", "index": 0, "delta": object{"type": "text_delta", "text": text}})
+		o.named(object{"type": "content_block_delta", "index": 0, "delta": object{"type": "text_delta", "text": t.text}})
 	}
 }
 
@@ -178,14 +178,14 @@ func (o *output) place(key string, value any) object {
 	return object{"item_id": "msg_" + o.c.id, "output_index": 0, "content_index": 0, key: value}
 }
 
-func responsesChunk(o *output, _ merged, text string, first bool) {
+func responsesChunk(o *output, t merged, first bool) {
 	if first {
 		o.numbered("response.created", object{"response": o.response("in_progress")})
 		o.numbered("response.in_progress", object{"response": o.response("in_progress")})
 		o.numbered("response.output_item.added", object{"output_index": 0, "item": o.outputItem("in_progress")})
 		o.numbered("response.content_part.added", o.place("part", outputText("")))
 	}
-	delta := o.place("delta", text)
+	delta := o.place("delta", t.text)
 	delta["logprobs"] = []any{}
 	o.numbered("response.output_text.delta", delta)
 }
@@ -205,8 +205,8 @@ func responsesEnd(o *output) {
 	o.write(o.response("completed"))
 }
 
-func inferenceChunk(o *output, t merged, _ string, _ bool) {
-	o.event(object{"request_id": o.c.id, "choices": []any{object{"index": t.seq, "token_ids": []uint32{t.id}, "finish_reason": finishOrNull(t.finish), "logprobs": nil}}})
+func inferenceChunk(o *output, t merged, _ bool) {
+	o.event(object{"request_id": o.c.id, "choices": []any{object{"index": t.seq, "token_ids": []uint32{t.id}, "finish_reason": orNil(t.finish), "logprobs": nil}}})
 }
 
 func inferenceEnd(o *output) {

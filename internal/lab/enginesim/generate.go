@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
@@ -349,23 +348,17 @@ func (c *call) answer(w http.ResponseWriter) error {
 	for open > 0 || len(tokens) > 0 {
 		select {
 		case <-ctx.Done():
-			c.drop()
-			c.stats.update(c.rec, func(rec *RequestRecord) { rec.Status, rec.Done = 499, true })
-			panic(http.ErrAbortHandler)
+			c.abandon(499, "")
 		case <-left:
 			open--
 		case t := <-tokens:
 			if t.finish == "abort" {
-				c.drop()
-				c.stats.update(c.rec, func(rec *RequestRecord) { rec.Status, rec.Done, rec.Error = 500, true, "engine died" })
-				panic(http.ErrAbortHandler)
+				c.abandon(500, "engine died")
 			}
 			out.token(t)
 			f, changed := c.faults.at()
 			if f.DieAfterTokens > 0 && out.generated >= f.DieAfterTokens {
-				c.drop()
-				c.stats.update(c.rec, func(rec *RequestRecord) { rec.Status, rec.Done, rec.Error = 500, true, "injected death" })
-				panic(http.ErrAbortHandler)
+				c.abandon(500, "injected death")
 			}
 			if f.HoldAfterTokens > 0 && out.generated == f.HoldAfterTokens {
 				select {
@@ -402,13 +395,12 @@ func (c *call) warm() {
 	}
 }
 
-// drop ends the rest of the call and releases the blocks that were to be handed over.
-func (c *call) drop() {
+// abandon ends the rest of the call, releases the blocks that were to be handed over, and cuts the connection.
+func (c *call) abandon(status int, why string) {
 	for _, s := range c.seqs {
 		c.rank.abort(s)
 		c.rank.release(s)
 	}
+	c.stats.update(c.rec, func(rec *RequestRecord) { rec.Status, rec.Done, rec.Error = status, true, why })
+	panic(http.ErrAbortHandler)
 }
-
-// traceNumber is a number that only has to be unique per request.
-func traceNumber() int64 { return rand.Int64N(1 << 62) }

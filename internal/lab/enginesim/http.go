@@ -91,11 +91,7 @@ func (e *Engine) adminRoutes(m *http.ServeMux) {
 	m.HandleFunc("POST /sim/restart", func(w http.ResponseWriter, _ *http.Request) { e.Restart(); writeJSON(w, http.StatusOK, true) })
 	m.HandleFunc("POST /sim/disconnect", func(w http.ResponseWriter, _ *http.Request) { e.Disconnect(); writeJSON(w, http.StatusOK, true) })
 	m.HandleFunc("POST /sim/reset", func(w http.ResponseWriter, _ *http.Request) {
-		ok := true
-		for _, r := range e.ranks {
-			ok = r.reset(false) && ok
-		}
-		writeJSON(w, http.StatusOK, ok)
+		writeJSON(w, http.StatusOK, reset(e.ranks, false))
 	})
 }
 
@@ -122,11 +118,7 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 // writeError answers in the engine's shape.
 func (s *service) writeError(w http.ResponseWriter, err error) {
 	e := asAPIError(err)
-	var param any
-	if e.param != "" {
-		param = e.param
-	}
-	body := object{"message": e.message, "type": e.kind, "param": param, "code": e.status}
+	body := object{"message": e.message, "type": e.kind, "param": orNil(e.param), "code": e.status}
 	if s.opts.Engine == VLLM {
 		writeJSON(w, e.status, object{"error": body})
 		return
@@ -178,15 +170,18 @@ func (s *service) asConfigured(configured, bound string) string {
 	return bound
 }
 
-// resetPrefixCache clears every idle rank even when it fails for a busy one.
 func (s *service) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
-	force := r.URL.Query().Get("reset_running_requests") == "true"
+	writeJSON(w, http.StatusOK, object{"success": reset(s.visible(), r.URL.Query().Get("reset_running_requests") == "true")})
+}
+
+// reset clears every idle rank even when it fails for a busy one.
+func reset(ranks []*rank, force bool) bool {
 	ok := true
-	for _, rank := range s.visible() {
-		ok = rank.reset(force) && ok
-		rank.poke()
+	for _, r := range ranks {
+		ok = r.reset(force) && ok
+		r.poke()
 	}
-	writeJSON(w, http.StatusOK, object{"success": ok})
+	return ok
 }
 
 func (s *service) readBody(r *http.Request) ([]byte, *requestBody, error) {

@@ -59,8 +59,7 @@ func (o *output) answerID() string {
 func (o *output) token(t merged) {
 	ch := &o.choices[t.seq]
 	first := len(ch.ids) == 0
-	text := o.c.opts.Tokenizer.Decode([]uint32{t.id})
-	ch.text.WriteString(text)
+	ch.text.WriteString(t.text)
 	ch.ids = append(ch.ids, t.id)
 	if t.finish != "" && o.c.tool != nil {
 		t.finish = "tool_calls"
@@ -74,7 +73,7 @@ func (o *output) token(t merged) {
 		o.cached += t.cached
 	}
 	if o.c.body.Stream {
-		o.chunk(t, text, first)
+		o.chunk(t, first)
 	}
 }
 
@@ -88,13 +87,6 @@ func (o *output) usage() object {
 		o.c.transfer.usage(u)
 	}
 	return u
-}
-
-func finishOrNull(s string) any {
-	if s == "" {
-		return nil
-	}
-	return s
 }
 
 func (o *output) object(chunk bool) string {
@@ -119,9 +111,9 @@ func (c *call) modelName() string {
 	return c.body.Model
 }
 
-func (o *output) chunk(t merged, text string, first bool) {
+func (o *output) chunk(t merged, first bool) {
 	if d, ok := dialects[o.c.api]; ok {
-		d.chunk(o, t, text, first)
+		d.chunk(o, t, first)
 		return
 	}
 	if o.c.api == body.Generate {
@@ -129,7 +121,7 @@ func (o *output) chunk(t merged, text string, first bool) {
 		o.event(o.generateAnswer(t.seq))
 		return
 	}
-	base := object{"index": t.seq, "logprobs": nil, "finish_reason": finishOrNull(t.finish)}
+	base := object{"index": t.seq, "logprobs": nil, "finish_reason": orNil(t.finish)}
 	if o.c.api == body.Chat {
 		if first {
 			head := o.head(true, []any{object{"index": t.seq, "delta": object{"role": "assistant", "content": ""}, "logprobs": nil, "finish_reason": nil}})
@@ -138,7 +130,7 @@ func (o *output) chunk(t merged, text string, first bool) {
 			}
 			o.event(head)
 		}
-		base["delta"] = object{"content": text}
+		base["delta"] = object{"content": t.text}
 		switch {
 		case o.c.tool != nil && t.finish == "":
 			return
@@ -146,7 +138,7 @@ func (o *output) chunk(t merged, text string, first bool) {
 			base["delta"] = object{"tool_calls": o.c.tool.chat(o.c.id)}
 		}
 	} else {
-		base["text"] = text
+		base["text"] = t.text
 		base["stop_reason"] = nil
 		if first && o.c.body.ReturnTokenIDs {
 			base["prompt_token_ids"] = o.c.promptOfSeq(t.seq)

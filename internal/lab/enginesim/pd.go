@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"strconv"
@@ -36,7 +37,7 @@ type connector func(c *call) (*transfer, error)
 const transferWaitMS = 10_000
 
 var connectors = map[string]connector{
-	"nixl":          nixlPull,
+	"nixl":          func(c *call) (*transfer, error) { return c.nixl(nil) },
 	"nixl-push":     withParams(nixlPush),
 	"mooncake":      withParams(mooncake),
 	"p2p-nccl":      p2pNCCL,
@@ -130,9 +131,6 @@ func (c *call) texts(names ...string) (map[string]string, error) {
 	return out, nil
 }
 
-// nixlPull: prefill first, then decode with the parameters that prefill answered.
-func nixlPull(c *call) (*transfer, error) { return c.nixl(nil) }
-
 // moriio in its READ mode is NIXL's pull with a transfer id of its own on both legs.
 func moriio(c *call) (*transfer, error) {
 	p, err := c.texts("transfer_id")
@@ -188,6 +186,7 @@ func (c *call) remoteRank() *int {
 	return &rank
 }
 
+// nixl is the pull: prefill first, then decode with the parameters that prefill answered.
 func (c *call) nixl(extra object) (*transfer, error) {
 	if len(c.body.KVTransferParams) == 0 || c.body.KVTransferParams["prompt_token_ids"] != nil && len(c.body.KVTransferParams) == 1 {
 		return nil, nil
@@ -569,7 +568,7 @@ func (c *call) trtContext(p object, id json.Number) (*transfer, error) {
 		}
 		ctxID := id
 		if ctxID == "" {
-			ctxID = json.Number(fmt.Sprint(traceNumber()))
+			ctxID = json.Number(fmt.Sprint(rand.Int64N(1 << 62)))
 		}
 		if _, err := c.hold(0, "ctx "+ctxID.String()); err != nil {
 			return err

@@ -47,7 +47,7 @@ const (
 
 // token is a generated token; the last one of a sequence has the finish reason.
 type token struct {
-	id     uint32
+	word
 	finish string // "", "length" or "abort"
 	cached int    // tokens of the prompt that were found in the cache
 }
@@ -344,7 +344,7 @@ func (r *rank) advance() {
 		if r.eng.opts.Engine != VLLM && len(s.ids) == s.prompt {
 			r.store(s, s.prompt)
 		}
-		t := token{id: r.sample(s), cached: s.cached}
+		t := token{word: r.sample(s), cached: s.cached}
 		s.ids = append(s.ids, t.id)
 		r.counts.GeneratedTokens++
 		if len(s.ids)-s.prompt >= s.maxTokens {
@@ -399,7 +399,7 @@ func (r *rank) finish(s *sequence, reason string) {
 
 // sample returns a word that depends on the prompt, the answer's index and the position:
 // the same request always gets the same answer.
-func (r *rank) sample(s *sequence) uint32 {
+func (r *rank) sample(s *sequence) word {
 	tok := r.eng.opts.Tokenizer
 	n := len(s.ids) - s.prompt
 	b := make([]byte, 0, 64)

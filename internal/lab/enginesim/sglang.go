@@ -34,14 +34,10 @@ func portOf(addr string) int {
 	return n
 }
 
-// flushCache clears every idle rank and fails if one was busy.
+// flushCache fails if a rank was busy.
 func (s *service) flushCache(w http.ResponseWriter, _ *http.Request) {
-	ok := true
-	for _, r := range s.ranks {
-		ok = r.reset(false) && ok
-	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	if !ok {
+	if !reset(s.ranks, false) {
 		w.WriteHeader(http.StatusBadRequest)
 		_, _ = w.Write([]byte("Flush cache failed.\n"))
 		return

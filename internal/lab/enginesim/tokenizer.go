@@ -13,16 +13,20 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// Tokenizer computes a model's prompts and decodes its answers. It is safe for concurrent use and may be shared by
+// Tokenizer computes a model's prompts and has the words of its answers. It is safe for concurrent use and may be shared by
 // engines.
 type Tokenizer struct {
 	model    *shape.Model
 	tokens   *bpe.Tokenizer
-	special  map[uint32]bool
-	bytes    bool     // GPT-2's spelling of bytes; otherwise SentencePiece's, with byte fallback
-	plain    bool     // the model has no chat template: chats follow PlainTemplate
-	starters []uint32 // tokens that begin a chat answer: a capitalised word
-	words    []uint32 // tokens that continue any text: a space and a word
+	plain    bool   // the model has no chat template: chats follow PlainTemplate
+	starters []word // begin a chat answer: a capitalised word
+	words    []word // continue any text: a space and a word
+}
+
+// word is a token of answers with its text.
+type word struct {
+	id   uint32
+	text string
 }
 
 // PlainTemplate is the chat template of models that have none.
@@ -34,7 +38,7 @@ func LoadTokenizer(files fs.FS) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Tokenizer{tokens: tok, special: map[uint32]bool{}}
+	t := &Tokenizer{tokens: tok}
 	options := shape.Options{ToolParser: true}
 	if _, ok := tok.Config().Template(""); !ok {
 		t.plain, options.ChatTemplate = true, PlainTemplate
@@ -42,11 +46,6 @@ func LoadTokenizer(files fs.FS) (*Tokenizer, error) {
 	if t.model, err = shape.New(tok, options); err != nil {
 		return nil, err
 	}
-	for _, a := range tok.AddedTokens() {
-		t.special[a.ID] = a.Special
-	}
-	_, fallback := tok.TokenID("<0x0A>")
-	t.bytes = !fallback
 	t.chooseWords()
 	if len(t.words) == 0 {
 		return nil, errors.New("tokenizer: no word is a single token")
@@ -61,34 +60,35 @@ func (t *Tokenizer) Plain() bool { return t.plain }
 // their text is encoded to the same ids: the next turn of a conversation then repeats the
 // generated ids.
 func (t *Tokenizer) chooseWords() {
+	_, sentencePiece := t.tokens.TokenID("<0x0A>")
 	space := "Ġ"
-	if !t.bytes {
+	if sentencePiece {
 		space = "▁"
 	}
 	for id := range uint32(t.tokens.VocabSize()) {
 		content, _ := t.tokens.Token(id)
-		word, spaced := strings.CutPrefix(content, space)
-		if len(word) < 3 || len(word) > 8 || strings.Trim(word[1:], "abcdefghijklmnopqrstuvwxyz") != "" {
+		text, spaced := strings.CutPrefix(content, space)
+		if len(text) < 3 || len(text) > 8 || strings.Trim(text[1:], "abcdefghijklmnopqrstuvwxyz") != "" {
 			continue
 		}
-		text := word
-		if spaced && t.bytes { // SentencePiece puts a space before every text
-			text = " " + word
-		}
-		first := word[0]
-		starts := first >= 'A' && first <= 'Z'
-		if !starts && (first < 'a' || first > 'z') || spaced == starts || starts && !t.bytes {
+		starts := text[0] >= 'A' && text[0] <= 'Z'
+		if !starts && (text[0] < 'a' || text[0] > 'z') || spaced == starts || starts && sentencePiece {
 			continue
 		}
-		list, limit := &t.words, 4096
-		if starts {
-			list, limit = &t.starters, 1024
+		own := word{id, text}
+		list, limit := &t.starters, 1024
+		if spaced {
+			own.text = " " + text
+			list, limit = &t.words, 4096
+		}
+		if !sentencePiece { // which puts a space before every text
+			text = own.text
 		}
 		if len(*list) >= limit {
 			continue
 		}
 		if ids := t.Encode(text, false); len(ids) == 1 && ids[0] == id {
-			*list = append(*list, id)
+			*list = append(*list, own)
 		}
 	}
 	if len(t.starters) == 0 {
@@ -158,47 +158,4 @@ func (t *Tokenizer) givenIDs(raw json.RawMessage) ([][]uint32, error) {
 		}
 	}
 	return [][]uint32{ids}, nil
-}
-
-// runeBytes maps GPT-2's spelling to bytes: printable ones are themselves, the others follow from U+0100 on.
-var runeBytes = func() map[rune]byte {
-	back := map[rune]byte{}
-	extra := rune(256)
-	for b := range 256 {
-		if b >= '!' && b <= '~' || b >= 0xA1 && b <= 0xAC || b >= 0xAE {
-			back[rune(b)] = byte(b)
-		} else {
-			back[extra] = byte(b)
-			extra++
-		}
-	}
-	return back
-}()
-
-// Decode returns the text of ids; special tokens have no text.
-func (t *Tokenizer) Decode(ids []uint32) string {
-	var b strings.Builder
-	for _, id := range ids {
-		content, ok := t.tokens.Token(id)
-		if !ok || t.special[id] {
-			continue
-		}
-		if !t.bytes {
-			var v byte
-			if n, _ := fmt.Sscanf(content, "<0x%02X>", &v); n == 1 {
-				b.WriteByte(v)
-			} else {
-				b.WriteString(strings.ReplaceAll(content, "▁", " "))
-			}
-			continue
-		}
-		for _, r := range content {
-			if v, ok := runeBytes[r]; ok {
-				b.WriteByte(v)
-			} else {
-				b.WriteRune(r)
-			}
-		}
-	}
-	return b.String()
 }
