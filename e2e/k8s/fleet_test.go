@@ -45,7 +45,7 @@ func converse(ctx context.Context, chat string, conversations int) (stop func() 
 	}
 }
 
-// replicasShare installs replicas that route as one, and replaces and scales them under load. No request fails, no conversation is bound anew, and what is gone is forgotten within
+// replicasShare installs replicas that route as one, and replaces, scales and kills them under load. No request fails, no conversation is bound anew, and what is gone is forgotten within
 // 3 s.
 func replicasShare(t *testing.T, c *cluster) {
 	r := &release{c: c, in: "chart-fleet", values: append(slices.Clone(ownEnvoy), "mode=standalone", "config.routing.preset=session")}
@@ -58,12 +58,15 @@ func replicasShare(t *testing.T, c *cluster) {
 	made := secret()
 	chat := c.service(t, r.in, "kvlane") + "/v1/chat/completions"
 	routed(t, chat)
-	// share waits until n replicas know of n.
-	share := func(n int, within time.Duration) {
+	// share waits until n replicas know of n; dead ones are not asked.
+	share := func(n int, within time.Duration, dead ...*sandbox) {
 		t.Helper()
 		eventually(t, within, fmt.Sprintf("%d replicas that share", n), func() error {
 			alive := 0
 			for _, s := range c.node.pickers(r.in) {
+				if slices.Contains(dead, s) {
+					continue
+				}
 				known, connected := s.metric(t, "kvlane_replicas"), s.metric(t, "kvlane_replicas_connected")
 				if known != float64(n) || connected != 1 {
 					return fmt.Errorf("%s knows %v, connected: %v", s.pod.Metadata.Name, known, connected)
@@ -91,6 +94,15 @@ func replicasShare(t *testing.T, c *cluster) {
 	share(2, 3*time.Second)
 	scale(1)
 	scale(3)
+	// One dies without a word, and is listed on: the others forget it, Envoy asks them.
+	dead := c.node.pickers(r.in)[0]
+	dead.freeze()
+	dead.kill()
+	share(2, 5*time.Second, dead)
+	c.kubectl(t, "", "-n", r.in, "delete", "pod", dead.pod.Metadata.Name, "--wait=false")
+	r.settled(t)
+	c.ready(t, r.in, "kvlane", 3)
+	share(3, 3*time.Second)
 	scale(2)
 	targets, failures := stop()
 	if len(failures) > 0 {

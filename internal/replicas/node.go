@@ -351,7 +351,11 @@ func (n *Node) look() {
 		}
 	}
 	for _, p := range s.gone {
-		if n.known[p.ID] {
+		switch {
+		case !n.known[p.ID]:
+		case p.Silent == 0:
+			n.log.Info().Str("other", p.ID).Int("left", len(known)).Msg("replicas: one has taken leave")
+		default:
 			n.log.Warn().Str("other", p.ID).Int("left", len(known)).Float64("silent_seconds", p.Silent).Msg("replicas: gone, its bookings are dropped")
 		}
 	}

@@ -585,3 +585,19 @@ func TestTheLogTellsAStartInStepFromATimeout(t *testing.T) {
 		}
 	}
 }
+
+func TestTheLogTellsAGoodbyeFromADeath(t *testing.T) {
+	m := &member{t: t, router: newRouter(t, 4), start: time.Now()}
+	var text strings.Builder
+	n := &Node{o: Options{Config: new(defaultFleet(config.FleetEmbedded)), Update: m.update}, conn: &nats.Conn{}, log: zerolog.New(&text), started: time.Now(),
+		core: New("here", m.router, 0, func() {}), known: map[string]bool{"left": true, "dead": true}}
+	n.core.peers = map[string]*peer{"left": {id: "left", gone: true}, "dead": {id: "dead", gone: true, silent: 2 * time.Second}, "strange": {id: "strange", gone: true}}
+	n.look()
+	n.look()
+	const want = `{"level":"warn","other":"dead","left":0,"silent_seconds":2,"message":"replicas: gone, its bookings are dropped"}
+{"level":"info","other":"left","left":0,"message":"replicas: one has taken leave"}
+`
+	if got := text.String(); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}
