@@ -117,7 +117,7 @@ func (e *Engine) open() error {
 	return nil
 }
 
-// openRanks opens one listener for all ranks or, if they are apart, one for each, at the address's port + rank.
+// openRanks opens one listener for all ranks or, if apart is set, one for each at the address's port + rank.
 func (e *Engine) openRanks(listen string, apart bool, mux func(only int) http.Handler) ([]*apiServer, error) {
 	if !apart {
 		all, err := openAPI(e, listen, mux(-1))

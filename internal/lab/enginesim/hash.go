@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 )
 
-// digest is a block's hash inside the engine: the chain of everything up to the block's end. It is no engine's own
+// digest is a block's hash inside the engine: the chain of everything up to the block's end. It is not an engine's own
 // function: readers of events take it for a name.
 type digest [32]byte
 
