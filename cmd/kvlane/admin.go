@@ -15,6 +15,8 @@ import (
 )
 
 const (
+	needsToken = "needs the token of admin.token_file"
+
 	// maxAdminConnections bounds the open connections of the admin port; idle ones are closed.
 	maxAdminConnections = 512
 	adminIdle           = 30 * time.Second
@@ -86,7 +88,7 @@ func guarded(tokenFile string, h http.Handler) http.Handler {
 		got, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 		if err != nil || want == "" || !ok || subtle.ConstantTimeCompare([]byte(got), []byte(want)) != 1 {
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, "needs the token of admin.token_file", http.StatusUnauthorized)
+			http.Error(w, needsToken, http.StatusUnauthorized)
 			return
 		}
 		h.ServeHTTP(w, r)

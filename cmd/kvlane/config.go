@@ -41,9 +41,9 @@ func runCheck(ctx context.Context, io streams, args []string) error {
 	}
 	stop := during(io.err, "checking "+*file)
 	defer stop()
-	var running func(config.Admin) []byte
+	var running func(config.Admin) ([]byte, bool)
 	if *live {
-		running = func(a config.Admin) []byte { return effectiveConfig(ctx, a) }
+		running = func(a config.Admin) ([]byte, bool) { return effectiveConfig(ctx, a) }
 	}
 	c, warnings, err := config.Inspect(*file, text, running)
 	problems, read := errors.AsType[config.ProblemsError](err)
@@ -58,15 +58,10 @@ func runCheck(ctx context.Context, io streams, args []string) error {
 	stop()
 	var found []finding
 	for _, w := range warnings {
-		found = append(found, finding{"warning", w})
+		found = append(found, finding{map[bool]string{true: "error", false: "warning"}[*strict], w})
 	}
 	for _, p := range problems {
 		found = append(found, finding{"error", p})
-	}
-	for i := range found {
-		if *strict {
-			found[i].Severity = "error"
-		}
 	}
 	show(io, *file, found)
 	if n := failures(found); n > 0 {
@@ -78,18 +73,18 @@ func runCheck(ctx context.Context, io streams, args []string) error {
 	return nil
 }
 
-// effectiveConfig returns the configuration of the Kvlane that serves an admin port, nil if none answers, or if it asks for a
-// token: whatever listens there is not known to be Kvlane, so the token is not sent.
-func effectiveConfig(ctx context.Context, a config.Admin) []byte {
+// effectiveConfig returns the configuration of the Kvlane that serves an admin port, nil if none answers. One that asks for the
+// token is closed: the token is not sent, since any program could ask so.
+func effectiveConfig(ctx context.Context, a config.Admin) (text []byte, closed bool) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	body, err := adminClient{&a.Address, new(string)}.get(ctx, "/debug/config", "application/yaml")
 	if err != nil {
-		return nil
+		return nil, strings.HasPrefix(err.Error(), needsToken)
 	}
 	defer body.Close()
-	text, _ := stdio.ReadAll(stdio.LimitReader(body, 16<<20))
-	return text
+	text, _ = stdio.ReadAll(stdio.LimitReader(body, 16<<20))
+	return text, false
 }
 
 // finding is a problem as check reports it.

@@ -101,22 +101,31 @@ func TestServeReloads(t *testing.T) {
 	until(t, "http://"+admin+"/metrics", metric(`kvlane_config_reloads_total{result="unchanged"} 1`))
 }
 
-// Whatever listens at the admin port gets no token from check --live.
+// Whatever listens at the admin port gets no token from check --live. One that asks for it as Kvlane does is taken for Kvlane.
 func TestCheckSendsNoToken(t *testing.T) {
-	asked, sent := 0, ""
-	stranger := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked++
-		sent += r.Header.Get("Authorization")
-		http.Error(w, "needs the token of admin.token_file", http.StatusUnauthorized)
-	}))
-	defer stranger.Close()
 	token := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(token, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	text := fmt.Sprintf("admin: {address: %q, token_file: %q}\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n", stranger.Listener.Addr(), token)
-	code, _, errs := kvlane(text, "check", "--live", "-")
-	if code != 1 || !strings.Contains(errs, "admin.address: cannot listen there") || asked != 1 || sent != "" {
-		t.Errorf("got code %d, %s, %d requests with the token %q, want an error of the address and one request without", code, errs, asked, sent)
+	for _, c := range []struct {
+		asks http.Handler
+		want string
+		code int
+	}{
+		{http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "who are you?", http.StatusUnauthorized) }), "cannot listen there", 1},
+		{guarded(token, http.NotFoundHandler()), "is in use: Kvlane seems to run already", 0},
+	} {
+		asked, sent := 0, ""
+		other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			asked++
+			sent += r.Header.Get("Authorization")
+			c.asks.ServeHTTP(w, r)
+		}))
+		defer other.Close()
+		text := fmt.Sprintf("listen: {address: \"unix:%s/s\"}\nadmin: {address: %q, token_file: %q}\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n", filepath.Dir(token), other.Listener.Addr(), token)
+		code, _, errs := kvlane(text, "check", "--live", "-")
+		if code != c.code || strings.Count(errs, "admin.address: ") != 1 || !strings.Contains(errs, c.want) || asked != 1 || sent != "" {
+			t.Errorf("got code %d, %s, %d requests with the token %q, want %q and one request without", code, errs, asked, sent, c.want)
+		}
 	}
 }

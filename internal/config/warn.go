@@ -77,10 +77,11 @@ func (c *Config) validateFiles(live bool, bad, missing, note report) {
 
 // validateFree reports addresses on which nothing can listen. Those of Envoy, which may be running
 // already, and of a running Kvlane are only noted. running is that of Inspect.
-func (c *Config) validateFree(running func(Admin) []byte, bad, note report) {
-	other, with := Default(), "another configuration (GET /debug/config)"
+func (c *Config) validateFree(running func(Admin) ([]byte, bool), bad, note report) {
+	other, with, closed := Default(), "another configuration (GET /debug/config)", false
 	described := sync.OnceValue(func() *decoder {
-		text := running(c.Admin)
+		var text []byte
+		text, closed = running(c.Admin)
 		if mine, err := c.Effective(); err == nil && bytes.Equal(mine, text) {
 			with = "this configuration"
 		}
@@ -113,6 +114,8 @@ func (c *Config) validateFree(running func(Admin) []byte, bad, note report) {
 			note(l.path, "cannot listen there: %s: this is as it should be if Envoy runs already", why)
 		} else if known && slices.Contains(other.listeners(), l) {
 			note(l.path, "%q is in use by a running Kvlane with %s", l.address, with)
+		} else if closed {
+			note(l.path, "%q is in use: Kvlane seems to run already, since %s asks for the token of admin.token_file, which check does not send", l.address, c.Admin.Address)
 		} else {
 			bad(l.path, "cannot listen there: %s: stop the other program, or take another address", why)
 		}

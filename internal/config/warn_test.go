@@ -152,6 +152,7 @@ func TestWhatLiveChecksFind(t *testing.T) {
 	for name, c := range map[string]struct {
 		listen, admin, ingress, more, problem, warning string
 		running                                        func(text string) []byte
+		closed                                         bool
 	}{
 		"all free":             {},
 		"a running Kvlane":     {listen: "unix:" + socket, running: same, warning: `listen.address: "unix:` + socket + `" is in use by a running Kvlane with this configuration`},
@@ -160,6 +161,8 @@ func TestWhatLiveChecksFind(t *testing.T) {
 		"one elsewhere":        {listen: "unix:" + socket, running: elsewhere, problem: "listen.address: cannot listen there: another process listens there"},
 		"a page, not a Kvlane": {admin: taken.Addr().String(), running: func(string) []byte { return []byte("<html>\n<p class=a>: [</html>") }, problem: "admin.address: cannot listen there: "},
 		"a list, not a Kvlane": {admin: taken.Addr().String(), running: func(string) []byte { return []byte("- a\n- b\n") }, problem: "admin.address: cannot listen there: "},
+		"one with a token":     {admin: taken.Addr().String(), closed: true, warning: `admin.address: "` + taken.Addr().String() + `" is in use: Kvlane seems to run already, since ` + taken.Addr().String() + " asks for the token"},
+		"its socket":           {listen: "unix:" + socket, closed: true, warning: `listen.address: "unix:` + socket + `" is in use: Kvlane seems to run already`},
 		"a taken admin port":   {admin: taken.Addr().String(), problem: "admin.address: cannot listen there: listen tcp " + taken.Addr().String() + ": bind: address already in use: stop the other program"},
 		"a taken socket":       {listen: "unix:" + socket, problem: "listen.address: cannot listen there: another process listens there: stop the other program"},
 		"a running Envoy":      {ingress: taken.Addr().String(), warning: "envoy.ingress: cannot listen there"},
@@ -172,11 +175,11 @@ func TestWhatLiveChecksFind(t *testing.T) {
 		text := fmt.Sprintf("listen: {address: %q}\nadmin: {address: %q}\nenvoy: {ingress: %q, admin: %q}\n%sworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n",
 			cmp.Or(c.listen, "unix:"+dir+"/free.sock"), cmp.Or(c.admin, "127.0.0.1:0"), cmp.Or(c.ingress, freePort(t)), freePort(t), c.more)
 		asked := 0
-		_, warnings, err := Inspect("k.yaml", []byte(text), func(a Admin) []byte {
+		_, warnings, err := Inspect("k.yaml", []byte(text), func(a Admin) ([]byte, bool) {
 			if asked++; a.Address != cmp.Or(c.admin, "127.0.0.1:0") || c.running == nil {
-				return nil
+				return nil, c.closed
 			}
-			return c.running(text)
+			return c.running(text), false
 		})
 		problem, warning := "", ProblemsError(warnings).Error()
 		if err != nil {
@@ -202,9 +205,9 @@ func TestLiveLooksForTheDefaultSocketsFolder(t *testing.T) {
 	}
 	text := "workers: {static: [{address: \"10.0.0.1:8000\"}]}\nadmin: {address: \"127.0.0.1:0\"}\n"
 	for _, live := range []bool{false, true} {
-		var running func(Admin) []byte
+		var running func(Admin) ([]byte, bool)
 		if live {
-			running = func(Admin) []byte { return nil }
+			running = func(Admin) ([]byte, bool) { return nil, false }
 		}
 		c, _, err := Inspect("k.yaml", []byte(text), running)
 		if got := err != nil && strings.Contains(err.Error(), "listen.address: there is no folder "+folder); got != live {
