@@ -44,6 +44,8 @@ type choice struct {
 	rankFree bool
 	degraded Degradation
 
+	// turn is Booking.Turn.
+	turn         uint8
 	key          Key
 	conversation uint32
 	firstTurn    bool

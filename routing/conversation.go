@@ -160,16 +160,14 @@ const (
 	countedPrompt = 256
 )
 
-// countTurn updates the share of returning conversations by a turn. The first turn that counts is
-// the one that is new, so that a short prompt before it does not make it a returning one.
-func (c *conversations) countTurn(i uint32, prompt int64, share *float64) {
-	e := &c.entries[i]
-	if prompt < countedPrompt || e.turns >= countedTurns {
-		return
+// countTurn returns Booking.Turn of a turn. The first one that counts is the one that is new, so that a short prompt
+// before it does not make it a returning one.
+func (c *conversations) countTurn(i uint32, prompt int64) (turn uint8) {
+	if e := &c.entries[i]; prompt >= countedPrompt && e.turns < countedTurns {
+		e.turns++
+		turn = uint8(min(e.turns, 2))
 	}
-	known := min(float64(e.turns), 1)
-	e.turns++
-	*share += (known - *share) / returningOver
+	return turn
 }
 
 // touch makes a conversation the most recently used one.

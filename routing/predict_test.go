@@ -168,7 +168,7 @@ func TestLearnsOnlyFromFirstTokensThatAreSeen(t *testing.T) {
 		}
 		r.ApplyRemote(now, Booking{Replica: "other", ID: ReservationID(i + 1), Decode: kvindex.Target{Worker: "w", Rank: 0}, Miss: 1000, KV: 1000})
 		r.FirstToken(now+100*time.Millisecond, whole.Reservation)
-		r.RemoteFirstToken(now+100*time.Millisecond, "other", ReservationID(i+1))
+		r.RemotePhase(now+100*time.Millisecond, "other", ReservationID(i+1), 3)
 		r.Release(now+200*time.Millisecond, whole.Reservation)
 		r.RemoteRelease(now+200*time.Millisecond, "other", ReservationID(i+1))
 	}

@@ -354,7 +354,7 @@ func TestReplicasShareBookings(t *testing.T) {
 				live = append(live, owned{by, plan.Reservation})
 			case op == 2:
 				o := live[rapid.IntRange(0, len(live)-1).Draw(t, "which")]
-				if routers[o.by].FirstToken(0, o.id) != routers[1-o.by].RemoteFirstToken(0, names[o.by], o.id) {
+				if routers[o.by].FirstToken(0, o.id) != routers[1-o.by].RemotePhase(0, names[o.by], o.id, 3) {
 					t.Fatal("first token differs")
 				}
 			default:

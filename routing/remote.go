@@ -2,6 +2,7 @@ package routing
 
 import (
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -21,6 +22,9 @@ type Booking struct {
 	// Phase is 1 while the prompt is computed (0 means the same), 2 while its KV cache is
 	// transferred, 3 from the first token on.
 	Phase uint8 `json:"phase,omitempty"`
+	// Turn is 1 for the first turn of a conversation and 2 for a later one, 0 for what does not
+	// count for the share of returning conversations.
+	Turn uint8 `json:"turn,omitempty"`
 }
 
 // remoteKey finds the local copy of another replica's booking.
@@ -77,6 +81,11 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 	id := r.book(now, reservation{Decode: decode, Prefill: prefill, Miss: max(b.Miss, 0), KV: max(b.KV, 0),
 		Owed:   r.targets[computes].load.Queue + max(b.Miss, 0),
 		remote: remoteLink{key: key, expires: now + r.config.RemoteTTL}}, false)
+	for leg, slot := range [numLegs]kvindex.Slot{decode, prefill} {
+		if slot != NoSlot && len(r.targets[slot].info.Models) <= 1 { // else its model is not known
+			r.poolOf(r.targets[slot].model()).count(leg, b.Turn)
+		}
+	}
 	r.remotes.byKey[key] = id
 	if r.remotes.fifo = append(r.remotes.fifo, id); len(r.remotes.fifo) > 2*len(r.remotes.byKey)+1024 {
 		// One long request must not keep the ends of all later ones.
@@ -87,11 +96,6 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 		r.enter(id, p)
 	}
 	return true
-}
-
-// RemoteFirstToken is FirstToken for a copy of another replica's booking.
-func (r *Router) RemoteFirstToken(now time.Duration, replica string, id ReservationID) bool {
-	return r.FirstToken(now, r.remotes.byKey[remoteKey{replica, id}])
 }
 
 // RemoteRelease is Release for a copy of another replica's booking. Unknown ones are
@@ -143,17 +147,9 @@ func (r *Router) unlinkRemote(res *reservation) {
 }
 
 func (r *Router) slotOf(id kvindex.Target) kvindex.Slot {
-	lo, hi := 0, len(r.order)
-	for lo < hi {
-		mid := (lo + hi) / 2
-		if less(r.targets[r.order[mid]].info.Target, id) {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	if lo < len(r.order) && r.targets[r.order[lo]].info.Target == id {
-		return r.order[lo]
+	at := sort.Search(len(r.order), func(i int) bool { return !less(r.targets[r.order[i]].info.Target, id) })
+	if at < len(r.order) && r.targets[r.order[at]].info.Target == id {
+		return r.order[at]
 	}
 	return NoSlot
 }

@@ -176,3 +176,94 @@ func TestConversationsOfOtherReplicasReturn(t *testing.T) {
 		t.Errorf("got the share %v, want %v", share, 1.0/returningOver)
 	}
 }
+
+// relay tells other routers what one shares.
+type relay struct {
+	bookings
+
+	name string
+	to   *[]*Router
+	own  int
+}
+
+func (l *relay) Booked(b *Booking) {
+	c := *b
+	c.Replica = l.name
+	for i, r := range *l.to {
+		if i != l.own {
+			r.ApplyRemote(0, c)
+			r.RemoteRelease(0, c.Replica, c.ID)
+		}
+	}
+}
+
+func (l *relay) Used(leg int, key Key, tail uint64, target kvindex.Target, _ bool) {
+	for i, r := range *l.to {
+		if i != l.own {
+			r.BindRemote(leg, key, tail, target)
+		}
+	}
+}
+
+// Replicas that share learn from all turns, as fast as one does, in both pools of a disaggregated fleet; one client's turns
+// count no more with many replicas. Where a target serves several models each learns alone.
+func TestReplicasLearnTheShareTogether(t *testing.T) {
+	turnsOf := func(i int) string { return fmt.Sprint("agent", i/20) }
+	oneID := func(int) string { return "flood" }
+	shares := func(count int, models []string, split bool, conversation func(i int) string) (got [][numLegs]float64) {
+		var routers []*Router
+		for i := range count {
+			config := DefaultConfig()
+			if split {
+				config.Disagg.Mode, config.Disagg.Threshold = ModeThreshold, 1
+			}
+			r, err := New(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			role := Both
+			if split {
+				role = Decode
+				r.SetTarget(1, TargetInfo{Target: kvindex.Target{Worker: "p", Rank: kvindex.NoRank}, Role: Prefill, Models: models, Ready: true})
+			}
+			r.SetTarget(0, TargetInfo{Target: kvindex.Target{Worker: "w", Rank: kvindex.NoRank}, Role: role, Models: models, Ready: true})
+			r.Share(&relay{name: fmt.Sprint(i), to: &routers, own: i})
+			routers = append(routers, r)
+		}
+		q := Query{PromptTokens: 4000}
+		if len(models) > 0 {
+			q.Model = models[0]
+		}
+		for i := range 600 {
+			r := routers[i*7/5%count]
+			q.Conversation = conversation(i)
+			r.Release(0, mustPick(t, r, &q).Reservation)
+		}
+		for _, r := range routers {
+			got = append(got, r.poolOf(q.Model).returning)
+		}
+		return got
+	}
+	for _, c := range []struct {
+		name         string
+		models       []string
+		split        bool
+		conversation func(i int) string
+		alone        bool
+	}{
+		{name: "conversations", conversation: turnsOf},
+		{name: "conversations of a model, split", models: []string{"m"}, split: true, conversation: turnsOf},
+		{name: "one id", conversation: oneID},
+		{name: "several models", models: []string{"m", "n"}, conversation: turnsOf, alone: true},
+	} {
+		one := shares(1, c.models, c.split, c.conversation)[0]
+		if one[mainLeg] == 0 || c.split != (one[prefillLeg] != 0) {
+			t.Fatalf("%s: got the shares %v of one replica, want some", c.name, one)
+		}
+		for i, got := range shares(3, c.models, c.split, c.conversation) {
+			if (got != one) != c.alone {
+				t.Errorf("%s: got the shares %v at replica %d, %v with one replica, want them equal: %v", c.name, got, i, one, !c.alone)
+			}
+		}
+	}
+}

@@ -168,7 +168,7 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 	if r.computes(res).fitOf().Seen >= learnedFrom {
 		plan.TTFT = toDuration(res.Forecast.ahead + res.Forecast.own)
 	}
-	r.shareBooking(plan.Reservation)
+	r.shareBooking(plan.Reservation, main.turn)
 	if r.config.KVTokens > 0 && q.Conversation != "" {
 		res.program = programKey{main.key, main.models}
 		r.programs.begin(res.program, q.PromptTokens, q.Final)
@@ -210,7 +210,8 @@ func (r *Router) follow(q *Query, c *choice) Key {
 	}
 	if q.Conversation != "" {
 		if len(q.Exclude) == 0 { // a retry is not another turn
-			table.countTurn(at, q.PromptTokens, &c.models.returning[c.leg])
+			c.turn = table.countTurn(at, q.PromptTokens)
+			c.models.count(c.leg, c.turn)
 		}
 	}
 	if c.implicit {

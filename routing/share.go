@@ -28,12 +28,13 @@ type Sharer interface {
 // Share makes the router tell s of its own changes from now on.
 func (r *Router) Share(s Sharer) { r.sharer = s }
 
-// shareBooking tells of a booking that was made or moved.
-func (r *Router) shareBooking(id ReservationID) {
+// shareBooking tells of a booking that was made, for a turn, or moved.
+func (r *Router) shareBooking(id ReservationID, turn uint8) {
 	if res := r.ledger.get(id); res == nil || !r.shares(res) {
 		return
 	}
 	if b, ok := r.Booking(id); ok {
+		b.Turn = turn
 		r.sharer.Booked(&b)
 	}
 }
@@ -93,6 +94,7 @@ func (r *Router) BindRemote(leg int, key Key, tail uint64, target kvindex.Target
 	} else {
 		table.touch(at)
 		table.bind(at, slot)
+		table.entries[at].turns = min(table.entries[at].turns+1, countedTurns)
 	}
 	if tail != 0 && !table.endsWith(at, tail) {
 		// A later turn begins with all blocks up to the tail, so that the tail alone finds it.

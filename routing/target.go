@@ -130,6 +130,13 @@ type pool struct {
 
 const returningOver = 512
 
+// count updates the share of returning conversations by a Booking.Turn.
+func (p *pool) count(leg int, turn uint8) {
+	if turn != 0 {
+		p.returning[leg] += (float64(turn-1) - p.returning[leg]) / returningOver
+	}
+}
+
 // SetTarget adds a target or replaces its TargetInfo; its load stays. Another target
 // in the same slot is removed first.
 func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {

@@ -83,6 +83,9 @@ func TestTwoReplicasShare(t *testing.T) {
 	if got := ra.Load(plan.Decode); got.Active != 2 {
 		t.Errorf("a's load of the target: got %+v, want two requests", got)
 	}
+	if first, later := b.peers["a"].ledger[plan.Reservation].Turn, a.peers["b"].ledger[other.Reservation].Turn; first != 1 || later != 2 {
+		t.Errorf("the turns of the bookings: got %d and %d, want 1 and 2", first, later)
+	}
 	ra.FirstToken(3*time.Millisecond, plan.Reservation)
 	deliver(t, 3*time.Millisecond, a, b)
 	if got := rb.Load(plan.Decode); got.Queue != 1000 || got.Active != 2 {

@@ -392,7 +392,7 @@ func (r *replica) receive() {
 		}
 	case first:
 		want := at >= 0 && r.bookings[at].phase < 2
-		if got := r.router.RemoteFirstToken(r.w.now, m.booking.Replica, m.booking.ID); got != want {
+		if got := r.router.RemotePhase(r.w.now, m.booking.Replica, m.booking.ID, 3); got != want {
 			failf("remote first tokens count once", "got %v, want %v", got, want)
 		}
 		if want {

@@ -268,7 +268,10 @@ type ReplicaBooking struct {
 	Miss    uint64                 `protobuf:"varint,4,opt,name=miss,proto3" json:"miss,omitempty"`
 	Kv      uint64                 `protobuf:"varint,5,opt,name=kv,proto3" json:"kv,omitempty"`
 	// 0 and 1 computing, 2 transferring, 3 decoding.
-	Phase         uint32 `protobuf:"varint,6,opt,name=phase,proto3" json:"phase,omitempty"`
+	Phase uint32 `protobuf:"varint,6,opt,name=phase,proto3" json:"phase,omitempty"`
+	// 1 for the first turn of a conversation, 2 for a later one: all replicas learn
+	// how many requests continue one. 0 for a turn that does not count.
+	Turn          uint32 `protobuf:"varint,7,opt,name=turn,proto3" json:"turn,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -341,6 +344,13 @@ func (x *ReplicaBooking) GetKv() uint64 {
 func (x *ReplicaBooking) GetPhase() uint32 {
 	if x != nil {
 		return x.Phase
+	}
+	return 0
+}
+
+func (x *ReplicaBooking) GetTurn() uint32 {
+	if x != nil {
+		return x.Turn
 	}
 	return 0
 }
@@ -709,14 +719,15 @@ const file_kvlane_v1_replicas_proto_rawDesc = "" +
 	"\x06number\x18\x10 \x01(\x04R\x06number\";\n" +
 	"\rReplicaTarget\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x12\n" +
-	"\x04rank\x18\x02 \x01(\rR\x04rank\"\x8c\x01\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\"\xa0\x01\n" +
 	"\x0eReplicaBooking\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06decode\x18\x02 \x01(\rR\x06decode\x12\x18\n" +
 	"\aprefill\x18\x03 \x01(\rR\aprefill\x12\x12\n" +
 	"\x04miss\x18\x04 \x01(\x04R\x04miss\x12\x0e\n" +
 	"\x02kv\x18\x05 \x01(\x04R\x02kv\x12\x14\n" +
-	"\x05phase\x18\x06 \x01(\rR\x05phase\"7\n" +
+	"\x05phase\x18\x06 \x01(\rR\x05phase\x12\x12\n" +
+	"\x04turn\x18\a \x01(\rR\x04turn\"7\n" +
 	"\x0fReplicaProgress\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05phase\x18\x02 \x01(\rR\x05phase\"\xbf\x01\n" +
