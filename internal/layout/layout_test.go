@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82210
+	totalLimit = 82030
 	totalGoal  = 62000
 )
 
@@ -33,13 +33,13 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 20890, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 20900, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28610, 22000, []string{"internal/tokens"}},
 	{"fleet", 4330, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},
-	{"decide", 3218, 1700, []string{"internal/decide"}},
+	{"decide", 3220, 1700, []string{"internal/decide"}},
 	{"replicas", 2450, 2200, []string{"internal/replicas"}},
-	{"lab", 11910, 11700, []string{"internal/lab"}},
+	{"lab", 11730, 11700, []string{"internal/lab"}},
 	{"rim", 9160, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
