@@ -117,9 +117,9 @@ func (e *Engine) open() error {
 	return nil
 }
 
-// openRanks opens one listener for all ranks or, if apart is set, one for each at the address's port + rank.
-func (e *Engine) openRanks(listen string, apart bool, mux func(only int) http.Handler) ([]*apiServer, error) {
-	if !apart {
+// openRanks opens one listener for all ranks or, if each is set, one for each at the address's port + rank.
+func (e *Engine) openRanks(listen string, each bool, mux func(only int) http.Handler) ([]*apiServer, error) {
+	if !each {
 		all, err := openAPI(e, listen, mux(-1))
 		return []*apiServer{all}, err
 	}
