@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -36,6 +38,38 @@ func documents(t *testing.T, file string) []json.RawMessage {
 		out = append(out, js)
 	}
 	return out
+}
+
+// A Kvlane that hangs is left by new requests before the pings end its connections: a request that its end fails would
+// otherwise be repeated on a new connection to the same process. Both happen within the stall timeout.
+func TestHealthChecksFailBeforePings(t *testing.T) {
+	checks := regexp.MustCompile(`health_checks: \[\{timeout: ([\d.]+)s, interval: ([\d.]+)s, no_traffic_interval: ([\d.]+)s, unhealthy_threshold: 2,`)
+	pings := regexp.MustCompile(`connection_keepalive: \{interval: ([\d.]+)s, timeout: ([\d.]+)s\}`)
+	number := func(text string) float64 {
+		n, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for _, file := range []string{"bootstrap.yaml.tmpl", "manifests/istio/envoyfilter.yaml", "manifests/istio-envoyfilter/envoyfilter.yaml", "manifests/sidecar/kvlane.yaml",
+		"../charts/kvlane/templates/istio.yaml", "../charts/kvlane/templates/_bootstrap.tpl"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		check, ping := checks.FindStringSubmatch(string(text)), pings.FindStringSubmatch(string(text))
+		if check == nil || ping == nil {
+			t.Errorf("%s: got no health check or no pings", file)
+			continue
+		}
+		failed := 2 * (number(check[1]) + max(number(check[2]), number(check[3])))
+		first := number(ping[2])
+		last := first + 1.15*number(ping[1]) // Envoy's jitter is 15 %
+		if stall := Defaults().StallTimeout.Seconds(); failed >= first || last > stall {
+			t.Errorf("%s: got checks that have failed after %v s and pings that end a connection after %v to %v s, want the checks first, and all within %v s", file, failed, first, last, stall)
+		}
+	}
 }
 
 // TestManifestsAreObjects checks the form only; an API server checks the rest (make

@@ -102,7 +102,7 @@ const (
 	workers      = 32
 )
 
-// minPing is well below the second between the pings of the bootstrap's Envoy: gRPC closes a
+// minPing is well below the 0.3 s between the pings of the bootstrap's Envoy: gRPC closes a
 // connection on which several pings arrive early because of jitter.
 const minPing = 100 * time.Millisecond
 

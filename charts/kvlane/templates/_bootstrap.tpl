@@ -293,13 +293,13 @@ static_resources:
 {{- end}}
 {{- end}}
     # A Kvlane that stopped is left after two checks: requests go on without it at once, as if it were away.
-    health_checks: [{timeout: 1s, interval: 0.5s, no_traffic_interval: 0.5s, unhealthy_threshold: 2, healthy_threshold: 1, grpc_health_check: {service_name: {{if .Replicas}}readiness{{else}}liveness{{end}}}}]
+    health_checks: [{timeout: 0.5s, interval: 0.2s, no_traffic_interval: 0.2s, unhealthy_threshold: 2, healthy_threshold: 1, grpc_health_check: {service_name: {{if .Replicas}}readiness{{else}}liveness{{end}}}}]
     common_lb_config: {healthy_panic_threshold: {value: 0}}   # by default a host that is not healthy is asked all the same when there is no other
     circuit_breakers: {thresholds: [{max_connections: 65535, max_pending_requests: 65535, max_requests: 65535{{if .HashReplicas}}, max_retries: 65535{{end}}}]}   # a stream lives as long as its answer; the default of 1024 is soon full
     typed_extension_protocol_options:
       envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
         "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
-        explicit_http_config: {http2_protocol_options: {connection_keepalive: {interval: 1s, timeout: 2s}}}   # bounds every stream of a Kvlane that stopped, full duplex and prefill legs too
+        explicit_http_config: {http2_protocol_options: {connection_keepalive: {interval: 0.3s, timeout: 1.6s}}}   # bounds every stream of a Kvlane that stopped, full duplex and prefill legs too
 {{- if .HashReplicas}}
         hash_policy: [{{range .Conversations}}{header: {header_name: {{.Key}}}, terminal: true}, {{end}}{header: {header_name: x-kvlane-request}}]   # the first header that is there
 {{- end}}
