@@ -16,7 +16,11 @@ func sglang() *Protocol {
 		apis:    apis(body.Chat, body.Completions, body.Generate, body.Responses),
 		refuses: sglangRefuses,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
-			return bootstrapLeg(x, &x.Prefill), nil
+			leg := bootstrapLeg(x, &x.Prefill)
+			if x.Request.API == body.Responses { // only the decode engine stores the answer, and its id is not the prefill engine's
+				leg.Edits = append(leg.Edits, set("false", "store"), remove("background"), remove(body.FieldRequestID.String()))
+			}
+			return leg, nil
 		},
 		decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) { return bootstrapLeg(x, &x.Decode), nil },
 	}
