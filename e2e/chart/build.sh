@@ -6,7 +6,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 mkdir -p "$1/bin"; folder=$(cd "$1" && pwd)
-export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath" GOTOOLCHAIN=local
+export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath '-gcflags=all=-l -dwarf=false'" GOTOOLCHAIN=local
 
 "$here/../k8s/build.sh" "$folder" helm kubeconform
 exec {lock}>"$folder/lock"; flock "$lock"

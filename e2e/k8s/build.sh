@@ -6,7 +6,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 folder=$1; shift
 mkdir -p "$folder/bin"; folder=$(cd "$folder" && pwd)
 exec {lock}>"$folder/lock"; flock "$lock" # of two at once, the second finds all made
-export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath" GOTOOLCHAIN=local
+# Without inlining and debugging data compilers take a quarter less time; e2e/chart/build.sh has the same flags, and shares what is made.
+export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath '-gcflags=all=-l -dwarf=false'" GOTOOLCHAIN=local
 # Compilers that collect no garbage below 2 GiB take a seventh less time.
 export GOGC=off GOMEMLIMIT=2GiB
 
