@@ -262,7 +262,8 @@ tools-k8s:
 	@./e2e/k8s/build.sh $(TOOLS)/k8s $(K8S_TOOLS) pilot-discovery conformance.test
 
 test-k8s: able-k8s tools-k8s build envoy ## Tests on a real API server, istiod and Envoy, and the InferencePool conformance tests (Linux, needs root)
-	$(K8S_TEST) -run 'TestKubernetes$$'
+	@mkdir -p out
+	KVLANE_REPORT=$(CURDIR)/out/conformance-istio.yaml $(K8S_TEST) -parallel 3 -run 'TestKubernetes$$'
 
 .PHONY: test-eg
 test-eg: able-k8s build envoy ## Tests on a real API server, Envoy Gateway and Envoy (Linux, needs root)

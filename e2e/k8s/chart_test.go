@@ -111,14 +111,10 @@ func (r *release) upgradeAndBack(t *testing.T, values ...string) {
 
 // chart installs each shape that stands with Istio or alone.
 func chart(t *testing.T, c *cluster) {
-	t.Run("InferencePool", func(t *testing.T) { chartPool(t, c) })
-	t.Run("EnvoyFilter", func(t *testing.T) { chartFilter(t, c) })
-	t.Run("sidecar", func(t *testing.T) {
-		chartOwnEnvoy(t, c, "chart-sidecar", "mode=sidecar")
-	})
-	t.Run("standalone", func(t *testing.T) {
-		chartOwnEnvoy(t, c, "chart-standalone", "mode=standalone")
-	})
+	concurrent(t, "standalone", func(t *testing.T) { chartOwnEnvoy(t, c, "chart-standalone", "mode=standalone") })
+	concurrent(t, "sidecar", func(t *testing.T) { chartOwnEnvoy(t, c, "chart-sidecar", "mode=sidecar") })
+	concurrent(t, "InferencePool", func(t *testing.T) { chartPool(t, c) })
+	concurrent(t, "EnvoyFilter", func(t *testing.T) { chartFilter(t, c) })
 }
 
 func chartPool(t *testing.T, c *cluster) {

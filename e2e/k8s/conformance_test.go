@@ -3,8 +3,10 @@
 package k8s
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,17 +43,37 @@ var conformant = []string{
 	"InferencePoolResolvedRefsCondition",
 }
 
-// suite runs the conformance tests, bounded by bound, and returns those that passed and
-// failed, and the output.
-func (c *cluster) suite(t *testing.T, name string, bound time.Duration, flags ...string) (passed, failed []string, log string) {
+// output is what a program writes. It calls enough once it holds text several times.
+type output struct {
+	bytes.Buffer
+	text   string
+	enough func()
+}
+
+const several = 5
+
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.Buffer.Write(p)
+	if o.text != "" && bytes.Count(o.Bytes(), []byte(o.text)) >= several {
+		o.enough()
+	}
+	return n, err
+}
+
+// suite runs the conformance tests until their end, or until they have said enough several times, and returns those that
+// passed and failed, and the output.
+func (c *cluster) suite(t *testing.T, name, enough string, flags ...string) (passed, failed []string, log string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), bound)
+	ctx, cancel := context.WithTimeout(t.Context(), 9*time.Minute) // it only ends a broken test
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "conformance.test"), append([]string{"-test.v", "-test.timeout", "8m", "-gateway-class", "istio"}, flags...)...)
 	cmd.Dir = moduleDir(t, "conformance", "sigs.k8s.io/gateway-api-inference-extension/conformance")
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig)
 	began := time.Now()
-	out, err := cmd.CombinedOutput()
+	said := &output{text: enough, enough: cancel}
+	cmd.Stdout, cmd.Stderr = said, said
+	err := cmd.Run()
+	out := said.Bytes()
 	if err := os.WriteFile(filepath.Join(c.dir, name+".log"), out, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +94,9 @@ func (c *cluster) suite(t *testing.T, name string, bound time.Duration, flags ..
 // conformance runs the InferencePool conformance tests with Kvlane as picker, and
 // once with a picker that they must not let pass.
 func conformance(t *testing.T, c *cluster) {
-	passed, failed, _ := c.suite(t, "conformance", 4*time.Minute, "-skip-tests", weighted)
+	report := filepath.Join(c.dir, "conformance-istio.yaml")
+	passed, failed, _ := c.suite(t, "conformance", "", "-skip-tests", weighted, "-report-output", report, "-organization", "istio", "-project", "istio",
+		"-url", "https://istio.io", "-version", istioVersion(t), "-contact", "https://github.com/kvlane/kvlane")
 	for _, name := range passed {
 		t.Logf("passed: %s", name)
 	}
@@ -80,10 +104,11 @@ func conformance(t *testing.T, c *cluster) {
 	if len(failed) > 0 || !slices.Equal(passed, conformant) {
 		t.Errorf("passed: %q\n want: %q\nfailed: %q", passed, conformant, failed)
 	}
+	keepReport(t, report)
 	c.node.headerOnly.Store(true)
 	defer c.node.headerOnly.Store(false)
 	for _, namespace := range []string{"inference-conformance-app-backend", "inference-conformance-infra"} {
-		eventually(t, time.Minute, "the end of namespace "+namespace, func() error {
+		eventually(t, reasonable, "the end of namespace "+namespace, func() error {
 			err := c.client.read(t.Context(), "/api/v1/namespaces/"+namespace, nil)
 			if apierrors.IsNotFound(err) {
 				return nil
@@ -96,15 +121,47 @@ func conformance(t *testing.T, c *cluster) {
 	}
 	// The test itself would retry for minutes; it is enough that it sees the wrong pods
 	// repeatedly.
-	const wrong, bound = "expected pod name to start with", 45 * time.Second
-	passed, _, log := c.suite(t, "negative-control", bound, "-run-test", followsRouting)
+	const wrong = "expected pod name to start with"
+	passed, _, log := c.suite(t, "negative-control", wrong, "-run-test", followsRouting)
 	if slices.Contains(passed, followsRouting) {
 		t.Error("the tests let a picker pass that sets no metadata: they prove nothing")
 	}
 	if !strings.Contains(log, "TestConformance/"+followsRouting) {
 		t.Errorf("%s did not run", followsRouting)
 	}
-	if n := strings.Count(log, wrong); n < 5 {
+	if n := strings.Count(log, wrong); n < several {
 		t.Errorf("the wrong pod answered %d times only; end of the log\n%s", n, log[max(0, len(log)-3000):])
+	}
+}
+
+// istioVersion is the version of istiod that the tests run.
+func istioVersion(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("tools/istio/go.mod")
+	m := regexp.MustCompile(`istio.io/api v(\S+)`).FindSubmatch(text)
+	if err != nil || m == nil {
+		t.Fatalf("no version of istio.io/api: %v", err)
+	}
+	return string(m[1])
+}
+
+// keepReport checks the report that the tests wrote, a file as the Inference Extension collects them, and copies it to the
+// file that KVLANE_REPORT names.
+func keepReport(t *testing.T, file string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Errorf("no conformance report: %v", err)
+		return
+	}
+	for _, want := range []string{"kind: ConformanceReport", fmt.Sprintf("Passed: %d\n", len(conformant)), "Failed: 0\n", "name: Gateway"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("got the conformance report\n%s\nwant %q in it", text, want)
+		}
+	}
+	if to := os.Getenv("KVLANE_REPORT"); to != "" {
+		if err := os.WriteFile(to, text, 0o600); err != nil {
+			t.Error(err)
+		}
 	}
 }

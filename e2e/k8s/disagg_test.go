@@ -28,7 +28,7 @@ func disaggregatedInAllShapes(t *testing.T, c *cluster) {
 		{"pool", "istio", nil},
 		{"filter", "istio", []string{"provider.istio.envoyFilter.enabled=true"}},
 	} {
-		t.Run(shape.name, func(t *testing.T) { disaggregated(t, c, "disagg-"+shape.name, shape.class, shape.values...) })
+		concurrent(t, shape.name, func(t *testing.T) { disaggregated(t, c, "disagg-"+shape.name, shape.class, shape.values...) })
 	}
 }
 

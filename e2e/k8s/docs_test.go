@@ -224,7 +224,7 @@ func (c *cluster) begin(t *testing.T, name string) {
 func docs(t *testing.T, c *cluster, pages ...string) {
 	for _, w := range walks {
 		if slices.Contains(pages, w.page) {
-			t.Run(w.name, func(t *testing.T) { c.follow(t, w) })
+			concurrent(t, w.name, func(t *testing.T) { c.follow(t, w) })
 		}
 	}
 }

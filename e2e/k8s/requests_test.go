@@ -198,19 +198,28 @@ func TestKubernetes(t *testing.T) {
 	c := newCluster(t)
 	c.begin(t, istioPage)
 	t.Logf("control planes are up after %s", time.Since(began).Round(100*time.Millisecond))
+	// One stops the API server, and the other has replicas find the loss of one within 3 s.
 	ok := t.Run("manifests", func(t *testing.T) { manifestsAreValid(t, c) }) &&
 		t.Run("istio", func(t *testing.T) { istio(t, c) }) &&
-		t.Run("envoyfilter", func(t *testing.T) { envoyFilter(t, c) }) &&
-		t.Run("sidecar", func(t *testing.T) { sidecar(t, c) }) &&
-		t.Run("chart", func(t *testing.T) { chart(t, c) }) &&
-		t.Run("replicas that share", func(t *testing.T) { replicasShare(t, c) }) &&
-		t.Run("one rank a port", func(t *testing.T) { ranksOfPorts(t, c) }) &&
-		t.Run("prefill and decode", func(t *testing.T) { disaggregatedInAllShapes(t, c) }) &&
-		t.Run("docs", func(t *testing.T) { docs(t, c, istioPage, sidecarPage) })
+		t.Run("replicas that share", func(t *testing.T) { replicasShare(t, c) })
 	if !ok {
 		t.FailNow() // what follows takes minutes and would say no more
 	}
-	t.Run("conformance", func(t *testing.T) { conformance(t, c) })
+	concurrent(t, "conformance", func(t *testing.T) { conformance(t, c) })
+	concurrent(t, "envoyfilter", func(t *testing.T) { envoyFilter(t, c) })
+	concurrent(t, "chart", func(t *testing.T) { chart(t, c) })
+	concurrent(t, "prefill and decode", func(t *testing.T) { disaggregatedInAllShapes(t, c) })
+	concurrent(t, "docs", func(t *testing.T) { docs(t, c, istioPage, sidecarPage) })
+	concurrent(t, "sidecar", func(t *testing.T) { sidecar(t, c) })
+	concurrent(t, "one rank a port", func(t *testing.T) { ranksOfPorts(t, c) })
+}
+
+// concurrent runs a test concurrently with the others of its kind: it has its own namespaces and mostly waits for pods to drain.
+func concurrent(t *testing.T, name string, test func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		test(t)
+	})
 }
 
 // envoyKnows waits until the Envoys of a Gateway have, or have not, a text in
