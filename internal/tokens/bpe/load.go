@@ -3,6 +3,7 @@ package bpe
 import (
 	"bytes"
 	"compress/gzip"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -54,29 +55,23 @@ func Load(fsys fs.FS) (*Tokenizer, error) {
 
 // file is tokenizer.json with its parts unparsed.
 type file struct {
-	model, added, normalizer, preTokenizer, postProcessor []byte
+	Model         *modelHead      `json:"model"`
+	Added         json.RawMessage `json:"added_tokens"`
+	Normalizer    json.RawMessage `json:"normalizer"`
+	PreTokenizer  json.RawMessage `json:"pre_tokenizer"`
+	PostProcessor json.RawMessage `json:"post_processor"`
 }
 
 func parse(raw []byte, config Config) (*Tokenizer, error) {
 	var f file
-	s := &scanner{b: raw}
-	parts := map[string]*[]byte{
-		"model": &f.model, "added_tokens": &f.added, "normalizer": &f.normalizer,
-		"pre_tokenizer": &f.preTokenizer, "post_processor": &f.postProcessor,
+	if err := json.Unmarshal(raw, &f); err != nil {
+		return nil, fmt.Errorf("%w: %w", errJSON, err)
 	}
-	if err := s.object(func(key []byte) error {
-		to := parts[string(key)]
-		value, err := s.raw()
-		if to != nil {
-			*to = value
-		}
-		return err
-	}); err != nil {
-		return nil, err
+	t, head := newTokenizer(config), f.Model
+	if head == nil {
+		return nil, fmt.Errorf("%w: no model", errJSON)
 	}
-	t := newTokenizer(config)
-	head, err := readHead(f.model)
-	if err != nil {
+	if err := head.check(); err != nil {
 		return nil, err
 	}
 	if err := t.rebuild(&f, head); err != nil {
@@ -85,10 +80,10 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 	if err := t.readPipelineAndModel(&f, head); err != nil {
 		return nil, err
 	}
-	if err := t.readAdded(f.added); err != nil {
+	if err := t.readAdded(f.Added); err != nil {
 		return nil, err
 	}
-	if err := t.readPost(f.postProcessor); err != nil {
+	if err := t.readPost(f.PostProcessor); err != nil {
 		return nil, err
 	}
 	t.ownPost()

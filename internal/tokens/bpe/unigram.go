@@ -219,16 +219,15 @@ func (t *Tokenizer) readUnigram(head *modelHead, exact bool) error {
 	}
 	list := &tokenList{literal: map[string]uint32{}}
 	var scores []float64
-	s := &scanner{b: head.vocab}
+	s := &scanner{b: head.Vocab}
 	err := s.array(func() error {
 		var text []byte
 		score, part := "", 0
 		err := s.array(func() (err error) {
-			var raw []byte
 			if part++; part == 1 {
 				text, err = s.str()
-			} else if raw, err = s.raw(); err == nil {
-				score = string(raw)
+			} else {
+				score, err = s.number()
 			}
 			return err
 		})
@@ -343,11 +342,11 @@ func markedWords(norm, pre []component) (marked, simple bool, prefix prefixSpace
 
 // unigramPipeline reads the stages around a Unigram model.
 func (t *Tokenizer) unigramPipeline(f *file) error {
-	norm, err := readComponents(f.normalizer, "normalizer")
+	norm, err := readComponents(f.Normalizer, "normalizer")
 	if err != nil {
 		return err
 	}
-	pre, err := readComponents(f.preTokenizer, "pre_tokenizer")
+	pre, err := readComponents(f.PreTokenizer, "pre_tokenizer")
 	if err != nil {
 		return err
 	}
