@@ -29,18 +29,6 @@ type Check struct {
 	AtLeast *float64 `yaml:"at_least"`
 }
 
-// figures are the figures that checks may use.
-var figures = map[string]func(*Row) float64{
-	"ttft50": func(r *Row) float64 { return r.Mean.TTFT50 }, "ttft90": func(r *Row) float64 { return r.Mean.TTFT90 },
-	"ttft95": func(r *Row) float64 { return r.Mean.TTFT95 }, "ttft99": func(r *Row) float64 { return r.Mean.TTFT99 },
-	"e2e90": func(r *Row) float64 { return r.Mean.E2E90 }, "itl50": func(r *Row) float64 { return r.Mean.ITL50 },
-	"itl99": func(r *Row) float64 { return r.Mean.ITL99 }, "hit": func(r *Row) float64 { return r.Mean.Hit },
-	"ceiling": func(r *Row) float64 { return r.Mean.Ceiling }, "throughput": func(r *Row) float64 { return r.Mean.Throughput },
-	"cv": func(r *Row) float64 { return r.Mean.CV }, "max_min": func(r *Row) float64 { return r.Mean.MaxMin },
-	"min_mean": func(r *Row) float64 { return r.Mean.MinMean }, "copies": func(r *Row) float64 { return r.Mean.Copies },
-	"others95": func(r *Row) float64 { return r.Mean.Others95 }, "seconds": func(r *Row) float64 { return r.Seconds },
-}
-
 func (c *Check) validate(s *Scenario) error {
 	for _, name := range []string{c.Case, c.OverCase} {
 		if _, ok := s.Case(name); !ok {
@@ -48,7 +36,7 @@ func (c *Check) validate(s *Scenario) error {
 		}
 	}
 	for _, name := range []string{c.Figure, c.OverFigure} {
-		if name != "" && figures[name] == nil {
+		if _, ok := new(Row).figure(name); name != "" && !ok {
 			return fmt.Errorf("no figure %q", name)
 		}
 	}
@@ -174,16 +162,9 @@ func (b *bench) check(c *Check) (Outcome, error) {
 		return Outcome{}, err
 	}
 	if len(c.Over) > 0 {
-		at, figure := c.Case, c.Figure
-		if c.OverCase != "" {
-			at = c.OverCase
-		}
-		if c.OverFigure != "" {
-			figure = c.OverFigure
-		}
 		least := math.Inf(1)
 		for _, policy := range c.Over {
-			of, err := b.figure(at, policy, figure)
+			of, err := b.figure(cmp.Or(c.OverCase, c.Case), policy, cmp.Or(c.OverFigure, c.Figure))
 			if err != nil {
 				return Outcome{}, err
 			}
@@ -232,7 +213,8 @@ func (b *bench) figure(at, policy, figure string) (float64, error) {
 		row = &report.Rows[0]
 		b.done[key] = row
 	}
-	return figures[figure](row), nil
+	v, _ := row.figure(figure)
+	return v, nil
 }
 
 // WriteScenarios lists scenarios with their cases.

@@ -436,15 +436,18 @@ func (f *flags) reader() TraceReader {
 		return nil
 	}
 	return func(load float64) (Workload, error) {
-		in, err := openFile(f.trace)
+		file, err := os.Open(f.trace)
 		if err != nil {
 			return Workload{}, err
 		}
-		defer in.Close()
+		defer file.Close()
 		if f.load > 0 {
 			load = f.load
 		}
-		w, err := read(in, load, float64(f.jitter))
+		w, in := Workload{}, io.Reader(nil)
+		if in, err = unpacked(file); err == nil {
+			w, err = read(in, load, float64(f.jitter))
+		}
 		if err != nil {
 			return w, fmt.Errorf("%s: %w", f.trace, err)
 		}
@@ -510,37 +513,13 @@ func (f *flags) options() (Options, error) {
 	return o, nil
 }
 
-// gzipped closes the file below its decompressor too.
-type gzipped struct {
-	*gzip.Reader
-	file *os.File
-}
-
-func (g gzipped) Close() error { return errors.Join(g.Reader.Close(), g.file.Close()) }
-
-// plainFile is a file whose first bytes have been read.
-type plainFile struct {
-	*bufio.Reader
-	file *os.File
-}
-
-func (p plainFile) Close() error { return p.file.Close() }
-
-// openFile opens a file that may be compressed, regardless of its name.
-func openFile(path string) (io.ReadCloser, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
+// unpacked returns the content of a file that may be compressed, regardless of its name.
+func unpacked(file io.Reader) (io.Reader, error) {
 	in := bufio.NewReader(file)
 	if magic, err := in.Peek(2); err == nil && string(magic) == "\x1f\x8b" {
-		z, err := gzip.NewReader(in)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("%s: %w", path, err), file.Close())
-		}
-		return gzipped{z, file}, nil
+		return gzip.NewReader(in)
 	}
-	return plainFile{in, file}, nil
+	return in, nil
 }
 
 func writeFile(path string, write func(io.Writer) error) error {

@@ -97,7 +97,7 @@ type rank struct {
 	pinned  int
 	waiting []*job
 	prefill []*job
-	decode  jobHeap
+	decode  heapOf[*job]
 	// steps counts decode steps; resident is the tokens of decoding requests, grown those of them
 	// that were generated since they were admitted, for which no places are reserved.
 	steps, resident, grown int
@@ -122,18 +122,7 @@ type change struct {
 	stored bool
 }
 
-type jobHeap []*job
-
-func (h *jobHeap) Len() int           { return len(*h) }
-func (h *jobHeap) Less(i, j int) bool { return (*h)[i].finish < (*h)[j].finish }
-func (h *jobHeap) Swap(i, j int)      { (*h)[i], (*h)[j] = (*h)[j], (*h)[i] }
-func (h *jobHeap) Push(x any)         { *h = append(*h, x.(*job)) }
-func (h *jobHeap) Pop() any {
-	old := *h
-	x := old[len(old)-1]
-	*h = old[:len(old)-1]
-	return x
-}
+func (j *job) before(o *job) bool { return j.finish < o.finish }
 
 // goal is the tokens to be computed before the next output token.
 func (j *job) goal() int { return j.Prompt + j.generated }

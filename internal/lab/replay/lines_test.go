@@ -36,16 +36,10 @@ func TestFormsOfATrace(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		in, err := openFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := ReadMooncake(in, 1, 0)
+		f := &flags{trace: path, format: "mooncake"}
+		got, err := f.reader()(1)
 		if err != nil || fmt.Sprint(got.Generate(1)) != fmt.Sprint(want.Generate(1)) {
 			t.Errorf("%s: %v", name, err)
-		}
-		if err := in.Close(); err != nil {
-			t.Error(err)
 		}
 	}
 }

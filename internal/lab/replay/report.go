@@ -4,7 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
+	"maps"
 	"math"
+	"reflect"
 	"sort"
 	"strings"
 	"text/tabwriter"
@@ -57,11 +60,25 @@ type Result struct {
 	ITLError50  float64 `json:"itlError50"`
 }
 
-// fields lists a Result for means and deviations.
-func (r *Result) fields() []*float64 {
-	return []*float64{&r.TTFT50, &r.TTFT90, &r.TTFT95, &r.TTFT99, &r.E2E90, &r.ITL50, &r.ITL99, &r.Hit, &r.Ceiling, &r.Throughput,
-		&r.CV, &r.MaxMin, &r.MinMean, &r.Moves, &r.Refused, &r.Preempted, &r.Copies, &r.Others95, &r.Goodput, &r.Jain,
-		&r.TTFTError50, &r.TTFTError90, &r.ITLError50}
+// fields yields the figures by their names in JSON.
+func (r *Result) fields() iter.Seq2[string, *float64] {
+	return func(yield func(string, *float64) bool) {
+		for f, v := range reflect.ValueOf(r).Elem().Fields() {
+			if !yield(f.Tag.Get("json"), v.Addr().Interface().(*float64)) {
+				return
+			}
+		}
+	}
+}
+
+// figure returns a figure by its name, and whether there is one.
+func (w *Row) figure(name string) (float64, bool) {
+	for other, v := range w.Mean.fields() {
+		if name == other {
+			return *v, true
+		}
+	}
+	return w.Seconds, name == "seconds"
 }
 
 // percentile of sorted values.
@@ -239,19 +256,18 @@ type Row struct {
 }
 
 func (w *Row) conclude() {
-	n := float64(len(w.Runs))
-	mean, dev := w.Mean.fields(), w.Deviation.fields()
+	n, mean, dev := float64(len(w.Runs)), maps.Collect(w.Mean.fields()), maps.Collect(w.Deviation.fields())
 	for i := range w.Runs {
-		for f, v := range w.Runs[i].fields() {
-			*mean[f] += *v / n
+		for name, v := range w.Runs[i].fields() {
+			*mean[name] += *v / n
 		}
 	}
 	if n < 2 {
 		return
 	}
 	for i := range w.Runs {
-		for f, v := range w.Runs[i].fields() {
-			*dev[f] += (*v - *mean[f]) * (*v - *mean[f]) / (n - 1)
+		for name, v := range w.Runs[i].fields() {
+			*dev[name] += (*v - *mean[name]) * (*v - *mean[name]) / (n - 1)
 		}
 	}
 	for _, v := range dev {

@@ -72,14 +72,14 @@ type simulation struct {
 	tokens   []uint32
 
 	workers  []*worker
-	arrivals arrivals
+	arrivals heapOf[Request]
 	late     []batch
 	notes    []note
 	// heldUntil is when a rank's lost batch has been replayed.
 	nextLook  float64 // when all held requests are looked at again
 	heldUntil map[kvindex.Slot]float64
 
-	handovers handovers
+	handovers heapOf[handover]
 	scrape    scrape
 	peers     peerState
 	present   []bool // by slot
@@ -169,26 +169,18 @@ type handover struct {
 	job *job
 }
 
-type handovers []handover
+func (h handover) before(o handover) bool { return h.at < o.at }
 
-func (h *handovers) Len() int           { return len(*h) }
-func (h *handovers) Less(i, j int) bool { return (*h)[i].at < (*h)[j].at }
-func (h *handovers) Swap(i, j int)      { (*h)[i], (*h)[j] = (*h)[j], (*h)[i] }
-func (h *handovers) Push(x any)         { *h = append(*h, x.(handover)) }
-func (h *handovers) Pop() any {
-	old := *h
-	x := old[len(old)-1]
-	*h = old[:len(old)-1]
-	return x
-}
+func (r Request) before(o Request) bool { return r.At < o.At }
 
-type arrivals []Request
+// heapOf implements heap.Interface.
+type heapOf[T interface{ before(o T) bool }] []T
 
-func (h *arrivals) Len() int           { return len(*h) }
-func (h *arrivals) Less(i, j int) bool { return (*h)[i].At < (*h)[j].At }
-func (h *arrivals) Swap(i, j int)      { (*h)[i], (*h)[j] = (*h)[j], (*h)[i] }
-func (h *arrivals) Push(x any)         { *h = append(*h, x.(Request)) }
-func (h *arrivals) Pop() any {
+func (h *heapOf[T]) Len() int           { return len(*h) }
+func (h *heapOf[T]) Less(i, j int) bool { return (*h)[i].before((*h)[j]) }
+func (h *heapOf[T]) Swap(i, j int)      { (*h)[i], (*h)[j] = (*h)[j], (*h)[i] }
+func (h *heapOf[T]) Push(x any)         { *h = append(*h, x.(T)) }
+func (h *heapOf[T]) Pop() any {
 	old := *h
 	x := old[len(old)-1]
 	*h = old[:len(old)-1]
