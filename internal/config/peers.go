@@ -1,12 +1,5 @@
 package config
 
-import (
-	"errors"
-	"fmt"
-	"os"
-	"strings"
-)
-
 // PushEndpoint is the endpoint of a worker whose events are pushed by relays over gRPC.
 const PushEndpoint = "push:"
 
@@ -23,13 +16,5 @@ func (i *Index) Secret() (string, error) {
 	if i.KeyFile == "" {
 		return i.Key, nil
 	}
-	text, err := os.ReadFile(i.KeyFile)
-	if err != nil {
-		return "", fmt.Errorf("index.key_file: %w", err)
-	}
-	key := strings.TrimSpace(string(text))
-	if key == "" {
-		return "", errors.New("index.key_file: " + i.KeyFile + " is empty")
-	}
-	return key, nil
+	return readSecret("index.key_file", i.KeyFile)
 }

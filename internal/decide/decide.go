@@ -6,7 +6,7 @@ package decide
 
 import (
 	"context"
-	"crypto/cipher"
+	"encoding/binary"
 	"maps"
 	"math/rand/v2"
 	"sync"
@@ -62,7 +62,7 @@ type Decider struct {
 	cpu        *cpuLimit
 	routed     []prometheus.Counter // by API
 	scratch    chan *scratch        // free list
-	responses  cipher.AEAD          // of the ids of stored answers
+	responses  *fleet.Responses
 
 	mu      sync.Mutex // guards the rest
 	router  *routing.Router
@@ -78,11 +78,11 @@ func New(o Options) (*Decider, error) {
 		return nil, err
 	}
 	settings := rules(o.Config, legs)
-	key, err := hashKey(o.Config)
+	key, err := fleet.NewKey(&o.Config.Index)
 	if err != nil {
 		return nil, err
 	}
-	settings.HashSeed = routingSeed(key)
+	settings.HashSeed = hashSeed(key)
 	if settings.Node == 0 && o.Config.Fleet.Mode != config.FleetOff {
 		settings.Node = rand.Uint64() // replicas share conversations under the keys that they make
 	}
@@ -97,7 +97,7 @@ func New(o Options) (*Decider, error) {
 	for _, reason := range degradations {
 		o.Metrics.Degraded.WithLabelValues(reason)
 	}
-	if d.responses, err = responseCipher(key); err != nil {
+	if d.responses, err = fleet.NewResponses(key); err != nil {
 		return nil, err
 	}
 	router.UseQueue(&d.waiting.queue)
@@ -141,6 +141,12 @@ func (d *Decider) Reload(c *config.Config) error {
 	d.shadows = shadows(c)
 	d.live.Store(c)
 	return nil
+}
+
+// hashSeed is the seed of the router's hashes: replicas that share the key share it.
+func hashSeed(key kvindex.Key) uint64 {
+	sum := fleet.Derived(key, "routing")
+	return binary.LittleEndian.Uint64(sum[:])
 }
 
 // rules returns the router's settings, adapted to the connector.
@@ -281,7 +287,8 @@ type job struct {
 	degraded  string
 	// cacheReads bounds the prompt's tokens that the engine takes from its cache.
 	cacheReads int64
-	stored     stored
+	// stored is the answer that the request continues, reads or cancels, the zero value if there is none.
+	stored fleet.Response
 	// booked is the plan to be released if the decision panics or fails; nil for none.
 	booked *routing.Plan
 }
@@ -335,8 +342,8 @@ func (j *job) run(ctx, exact context.Context) (extproc.Decision, error) {
 	if err := j.lap(ctx, observe.StageTokens); err != nil {
 		return none, err
 	}
-	t.count += j.stored.tokens
-	if j.stored.tokens > 0 {
+	t.count += j.stored.Tokens
+	if j.stored.Tokens > 0 {
 		j.entry.PromptTokens = t.count
 	}
 	j.r.Hold(false) // the rest is quick unless it hangs

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/fleet"
 )
 
 // Replicas with one key break ties alike; without a key each process has its own.
@@ -13,11 +14,11 @@ func TestTheRoutingSeedFollowsTheKey(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		key, err := hashKey(c)
+		key, err := fleet.NewKey(&c.Index)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return routingSeed(key)
+		return hashSeed(key)
 	}
 	if a, b := seed("k"), seed("k"); a != b || a == seed("l") {
 		t.Errorf("got seeds %x and %x for one key and %x for another", a, b, seed("l"))

@@ -67,7 +67,7 @@ func (j *job) query(w *work) {
 	if j.cacheReads == 0 {
 		w.query.Conversation = "" // neither follows a binding nor moves it
 	}
-	w.query.Pin, w.query.Lookup = w.stored.pin, !w.in.known && w.stored.root != nil
+	w.query.Pin, w.query.Lookup = w.stored.Pin, !w.in.known && w.stored.Root != nil
 	if j.d.legs != nil {
 		w.query.Local = w.cannotSplit() != ""
 	}
@@ -93,7 +93,7 @@ func (j *job) query(w *work) {
 	}
 	if v, ok := j.r.Header(pinHeader); ok {
 		pin := j.target(strings.TrimSpace(v))
-		w.query.Pin, w.stored.pin = &routing.Pin{Worker: pin.Worker, Rank: pin.Rank}, nil
+		w.query.Pin, w.stored.Pin = &routing.Pin{Worker: pin.Worker, Rank: pin.Rank}, nil
 	}
 	if v, ok := j.r.Header(excludeHeader); ok {
 		w.query.Exclude = j.excluded(v)
@@ -134,8 +134,8 @@ func (w *work) pick(ctx context.Context) (*placed, error) {
 // other one is taken: that tells the client that it does not have it.
 func (w *work) placeOrLocal(ctx context.Context) (*placed, error) {
 	p, err := w.place(ctx)
-	if w.stored.pin != nil && isAbsent(err) {
-		w.query.Pin, w.stored.pin = nil, nil
+	if w.stored.Pin != nil && isAbsent(err) {
+		w.query.Pin, w.stored.Pin = nil, nil
 		return w.placeOrLocal(ctx)
 	}
 	none, ok := errors.AsType[*routing.NoTargetError](err)

@@ -2,7 +2,6 @@ package decide
 
 import (
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -86,8 +85,8 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 		if err := j.findStored(req.Text(body.FieldPreviousResponseID)); err != nil {
 			return nil, err
 		}
-		if in.conversation == "" && j.stored.root != nil {
-			in.conversation = responseMark + hex.EncodeToString(j.stored.root)
+		if in.conversation == "" && j.stored.Root != nil {
+			in.conversation = j.stored.Conversation()
 		}
 	}
 	in.model = j.d.fleet.Model(in.name)
@@ -152,8 +151,8 @@ func (j *job) readUnknown() (*input, error) {
 	if err := j.findStored(body.StoredResponse(j.r.Path)); err != nil {
 		return nil, err
 	}
-	j.stored.tokens = 0 // nothing is computed
-	if t := &j.d.cfg.Tenants; t.SaltHeader != "" && t.Required && j.stored.root == nil && (len(j.r.Body) > 0 || j.r.Partial) {
+	j.stored.Tokens = 0 // nothing is computed
+	if t := &j.d.cfg.Tenants; t.SaltHeader != "" && t.Required && j.stored.Root == nil && (len(j.r.Body) > 0 || j.r.Partial) {
 		if _, err := j.tenant(); err != nil {
 			return nil, err
 		}

@@ -228,7 +228,7 @@ func (w *work) lane(err error) (routing.Lane, bool) {
 		return held.Lane(""), live.Flow.Requests > 0
 	}
 	_, full := errors.AsType[*routing.CapacityError](err)
-	waits := isHeld && live.Flow.Requests > 0 || full && live.Waits() || isAbsent(err) && w.stored.pin == nil && live.Flow.Requests > 0 && live.Flow.ZeroWorkers > 0
+	waits := isHeld && live.Flow.Requests > 0 || full && live.Waits() || isAbsent(err) && w.stored.Pin == nil && live.Flow.Requests > 0 && live.Flow.ZeroWorkers > 0
 	if !waits {
 		return routing.Lane{}, false
 	}
