@@ -53,7 +53,7 @@ func Start(ctx context.Context, opts Options) (*Engine, error) {
 	e := &Engine{opts: opts, id: randomHex(8), created: time.Now()}
 	e.ctx, e.cancel = context.WithCancel(ctx)
 	e.faults.set(opts.Faults)
-	e.held.init(e)
+	e.held = holdings{eng: e, items: map[string]*held{}, used: map[string]bool{}, changed: make(chan struct{})}
 	if err := e.open(); err != nil {
 		e.Close()
 		return nil, err

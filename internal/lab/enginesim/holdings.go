@@ -34,10 +34,6 @@ type holdings struct {
 	changed chan struct{}   // closed and replaced by every put
 }
 
-func (h *holdings) init(e *Engine) {
-	h.eng, h.items, h.used, h.changed = e, map[string]*held{}, map[string]bool{}, make(chan struct{})
-}
-
 func (h *holdings) put(key string, x *held) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

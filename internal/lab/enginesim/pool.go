@@ -129,9 +129,6 @@ func (p *pool) clear() {
 	p.cached = map[cacheKey][]*block{}
 }
 
-// used is the number of blocks that requests hold.
-func (p *pool) used() int { return len(p.blocks) - p.free }
-
 // without returns a list without one of its elements.
 func without[T comparable](list []T, one T) []T {
 	return slices.DeleteFunc(list, func(o T) bool { return o == one })

@@ -147,8 +147,6 @@ func (r *rank) depth() (waiting, running int) {
 	return len(r.waiting), len(r.running)
 }
 
-func ceilDiv(a, b int) int { return (a + b - 1) / b }
-
 // schedule plans one step: decodes, then running prefills, then admissions in order of arrival. It reports whether
 // there is anything to compute.
 func (r *rank) schedule() (l load, work bool) {
@@ -233,7 +231,7 @@ func (r *rank) key(s *sequence, i int) cacheKey {
 // sequence may need are available.
 func (r *rank) admit(s *sequence) bool {
 	size := r.eng.opts.BlockSize
-	need := ceilDiv(s.prompt+s.maxTokens-1, size)
+	need := (s.prompt + s.maxTokens - 2 + size) / size
 	// The block with the last prompt token is always computed, because its output is needed
 	// for sampling.
 	full := (s.prompt - 1) / size

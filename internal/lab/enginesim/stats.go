@@ -130,6 +130,6 @@ func (r *rank) stats() RankStats {
 		st.BlocksCached += len(list)
 	}
 	st.Rank, st.Running, st.Waiting, st.Subscribers, st.Sequence = r.global(), len(r.running), len(r.waiting), subs, int(seq)
-	st.BlocksUsed, st.Evictions = r.pool.used(), r.pool.evictions
+	st.BlocksUsed, st.Evictions = len(r.pool.blocks)-r.pool.free, r.pool.evictions
 	return st
 }

@@ -393,12 +393,6 @@ func (r *Request) Choices() int64 {
 	return n
 }
 
-// Priority returns the request's scheduling priority, 0 if it sets none.
-func (r *Request) Priority() int64 {
-	n, _ := r.Int(FieldPriority)
-	return n
-}
-
 // ConversationFields are the body fields that may contain a conversation id, by descending
 // precedence: TensorRT-LLM's own, then the session fields of the engines and of OpenAI's APIs. A
 // dot separates object levels. They take precedence over headers. A trajectory is Dynamo's name

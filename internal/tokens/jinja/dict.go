@@ -34,9 +34,6 @@ func (d *Dict) Len() int {
 	return len(d.entries)
 }
 
-// At returns the i-th entry in insertion order.
-func (d *Dict) At(i int) (key, value Value) { return d.entries[i].key, d.entries[i].value }
-
 // Range calls f for each entry in insertion order until f returns false.
 func (d *Dict) Range(f func(key, value Value) bool) {
 	for i := range d.Len() {
