@@ -3,6 +3,7 @@
 package envoy
 
 import (
+	"cmp"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -144,12 +145,7 @@ var bootstrapText string
 
 // Bootstrap returns the YAML of a bootstrap.
 func Bootstrap(o Options) ([]byte, error) {
-	if o.RequestBody == "" {
-		o.RequestBody = BodyBuffered
-	}
-	if o.ResponseBody == "" {
-		o.ResponseBody = BodyNone
-	}
+	o.RequestBody, o.ResponseBody = cmp.Or(o.RequestBody, BodyBuffered), cmp.Or(o.ResponseBody, BodyNone)
 	if o.MaxBody <= 0 || o.MaxBody > 1<<32-1 {
 		return nil, fmt.Errorf("largest body of %d bytes: Envoy takes 1 to %d", o.MaxBody, uint32(1<<32-1))
 	}
@@ -265,8 +261,5 @@ func addressYAML(s string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("address %q: port: %w", s, err)
 	}
-	if host == "" {
-		host = "0.0.0.0"
-	}
-	return fmt.Sprintf("{socket_address: {address: %q, port_value: %d}}", host, n), nil
+	return fmt.Sprintf("{socket_address: {address: %q, port_value: %d}}", cmp.Or(host, "0.0.0.0"), n), nil
 }

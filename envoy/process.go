@@ -1,6 +1,7 @@
 package envoy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,10 +31,7 @@ type Process struct {
 
 // Find returns the binary to run: path if given, else the envoy on PATH.
 func Find(path string) (string, error) {
-	if path == "" {
-		path = "envoy"
-	}
-	found, err := exec.LookPath(path)
+	found, err := exec.LookPath(cmp.Or(path, "envoy"))
 	if err != nil {
 		return "", fmt.Errorf("%w (%w)", ErrNoBinary, err)
 	}

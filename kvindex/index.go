@@ -1,6 +1,7 @@
 package kvindex
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -131,12 +132,7 @@ func New(cfg Config) (*Index, error) {
 	if cfg.MaxBytes < 0 || cfg.MaxSpeculative < 0 || cfg.SpeculativeTTL < 0 {
 		return nil, errors.New("bounds of the index are negative")
 	}
-	if cfg.SpeculativeTTL == 0 {
-		cfg.SpeculativeTTL = 30 * time.Second
-	}
-	if cfg.MaxSpeculative == 0 {
-		cfg.MaxSpeculative = 1 << 20
-	}
+	cfg.SpeculativeTTL, cfg.MaxSpeculative = cmp.Or(cfg.SpeculativeTTL, 30*time.Second), cmp.Or(cfg.MaxSpeculative, 1<<20)
 	return &Index{
 		cfg:      cfg,
 		hasher:   NewHasher(cfg.Key),

@@ -167,13 +167,7 @@ func (e *FleetExtern) validate(bad report) {
 	if (e.User == "") != (e.PasswordFile == "") {
 		bad("user", "and password_file go together")
 	}
-	ways := 0
-	for _, way := range []string{e.CredentialsFile, e.User, e.TokenFile} {
-		if way != "" {
-			ways++
-		}
-	}
-	if ways > 1 {
+	if e.CredentialsFile != "" && e.User+e.TokenFile != "" || e.User != "" && e.TokenFile != "" {
 		bad("", "only one of credentials_file, user and token_file")
 	}
 	e.TLS.validate(bad.under("tls"))

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"net"
 	"slices"
 	"strconv"
@@ -92,9 +93,7 @@ func uniqueWorkers(path string, list []Worker, bad report) {
 	serving, events := make([]span, len(list)), make([]span, len(list))
 	for i := range list {
 		w := &list[i]
-		if w.Name == "" {
-			w.Name = w.Address
-		}
+		w.Name = cmp.Or(w.Name, w.Address)
 		if first, taken := names[w.Name]; !taken {
 			names[w.Name] = i
 		} else if w.Name != "" {

@@ -2,6 +2,7 @@ package config
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -30,12 +31,10 @@ func (c *Config) Changes(next *Config) (live []string, restart ProblemsError) {
 
 // within reports whether a key is one of list or below one.
 func within(key string, list []string) bool {
-	for _, k := range list {
-		if rest, ok := strings.CutPrefix(key, k); ok && (rest == "" || rest[0] == '.' || rest[0] == '[') {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(list, func(k string) bool {
+		rest, ok := strings.CutPrefix(key, k)
+		return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
+	})
 }
 
 // differences appends the keys in which two values differ.

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"cmp"
 	"encoding/binary"
 
 	"github.com/kvlane/kvlane/internal/fleet"
@@ -47,9 +48,7 @@ func (j *job) match(in *input, t *tokens) {
 	}
 	j.took(observe.StageHash)
 	if len(s.hashes) == 0 {
-		if j.degraded == "" {
-			j.degraded = degradedShortPrompt
-		}
+		j.degraded = cmp.Or(j.degraded, degradedShortPrompt)
 		return
 	}
 	for end := observe.TraceBlock; block <= end && end/block <= len(s.hashes); end += observe.TraceBlock {

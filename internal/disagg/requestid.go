@@ -6,20 +6,11 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// addressMarks precede the addresses in a request id of vLLM's P2pNccl and MoRIIO
-// connectors: "___prefill_addr_H:P___decode_addr_H:P_<uuid>". The engines search the
-// whole id for them.
-var addressMarks = [...]string{"prefill_addr_", "decode_addr_"}
-
-// namesAddress reports whether an engine could read an address from a request id.
+// namesAddress reports whether an engine could read an address from a request id: vLLM's P2pNccl
+// and MoRIIO connectors search "___prefill_addr_H:P___decode_addr_H:P_<uuid>" anywhere in it.
 func namesAddress(id string) bool {
 	id = strings.ToLower(id)
-	for _, mark := range addressMarks {
-		if strings.Contains(id, mark) {
-			return true
-		}
-	}
-	return false
+	return strings.Contains(id, "prefill_addr_") || strings.Contains(id, "decode_addr_")
 }
 
 // RequestIDs returns a function from a client's request id to the id that the request continues

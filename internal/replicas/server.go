@@ -1,6 +1,7 @@
 package replicas
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -55,9 +56,6 @@ func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, lo
 		return nil, fmt.Errorf("fleet.embedded.listen: %w", err)
 	}
 	port, _ := strconv.Atoi(portText) // validated
-	if port == 0 {
-		port = server.RANDOM_PORT
-	}
 	s := &natsServer{config: e, secret: secret, password: rand.Text(), log: log, reached: map[string]bool{}}
 	s.opts = &server.Options{
 		// A server without a port for clients would not open the one for routes. This one is on
@@ -65,7 +63,7 @@ func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, lo
 		ServerName: id, Host: "127.0.0.1", Port: server.RANDOM_PORT, Username: id, Password: s.password, NoSigs: true, NoSystemAccount: true,
 		PingInterval: pingEvery, MaxPingsOut: 2, MaxPayload: maxPayload,
 		Cluster: server.ClusterOpts{
-			Name: fleet.Name, Host: host, Port: port, NoAdvertise: true, PoolSize: -1, PingInterval: pingEvery, MaxPingsOut: 2,
+			Name: fleet.Name, Host: host, Port: cmp.Or(port, server.RANDOM_PORT), NoAdvertise: true, PoolSize: -1, PingInterval: pingEvery, MaxPingsOut: 2,
 			Compression: server.CompressionOpts{Mode: server.CompressionOff},
 		},
 	}

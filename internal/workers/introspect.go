@@ -200,9 +200,7 @@ func readModels(f *Facts, body []byte, _ string) error {
 	}
 	for _, m := range list {
 		f.Models = append(f.Models, m.ID)
-		if f.Engine == "" {
-			f.Engine = owners[m.OwnedBy]
-		}
+		f.Engine = cmp.Or(f.Engine, owners[m.OwnedBy])
 	}
 	return nil
 }

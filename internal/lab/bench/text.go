@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 )
@@ -95,14 +96,7 @@ func fresh(from *text) *text {
 	return &text{name: "new text", whole: from.whole, words: strings.Fields(from.whole), perToken: from.perToken}
 }
 
-func isASCII(s string) bool {
-	for i := range len(s) {
-		if s[i] >= 0x80 {
-			return false
-		}
-	}
-	return true
-}
+func isASCII(s string) bool { return utf8.RuneCountInString(s) == len(s) }
 
 // user is the n-th user's part, of about size bytes.
 func (t *text) user(size, n int) string {

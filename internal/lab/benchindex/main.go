@@ -8,6 +8,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -357,11 +358,7 @@ func (r *runner) finish() {
 		p.Lookups = percentilesOf(p.times)
 		written += p.WrittenBlocks
 		if p.WrittenBlocks > 0 || len(p.times) > 0 {
-			name := phaseNames[number]
-			if name == "" {
-				name = strconv.Itoa(int(number))
-			}
-			r.out.Phases[name] = p
+			r.out.Phases[cmp.Or(phaseNames[number], strconv.Itoa(int(number)))] = p
 		}
 	}
 	r.out.WritesPerCPU = float64(written) / r.cpu.Seconds() / 1e6

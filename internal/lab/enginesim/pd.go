@@ -1,6 +1,7 @@
 package enginesim
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -566,10 +567,7 @@ func (c *call) trtContext(p object, id json.Number) (*transfer, error) {
 			out.perChoice["disaggregated_params"] = object{"request_type": "context_only", "ctx_request_id": nil, "disagg_request_id": nil}
 			return nil
 		}
-		ctxID := id
-		if ctxID == "" {
-			ctxID = json.Number(fmt.Sprint(rand.Int64N(1 << 62)))
-		}
+		ctxID := cmp.Or(id, json.Number(fmt.Sprint(rand.Int64N(1<<62))))
 		if _, err := c.hold(0, "ctx "+ctxID.String()); err != nil {
 			return err
 		}

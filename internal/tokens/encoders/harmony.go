@@ -55,12 +55,7 @@ var harmonySpecial = regexp.MustCompile(`<\|(?:startoftext|endoftext|return|cons
 var harmonyNamed = []string{"200002", "200003", "200005", "200006", "200007", "200008", "200012", "201089"}
 
 func hasHarmonySpecial(name string) bool {
-	for _, m := range harmonySpecial.FindAllStringSubmatch(name, -1) {
-		if !slices.Contains(harmonyNamed, m[1]) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(harmonySpecial.FindAllStringSubmatch(name, -1), func(m []string) bool { return !slices.Contains(harmonyNamed, m[1]) })
 }
 
 // harmonyMessage is a message of the prompt.

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/segmentio/asm/base64"
@@ -158,12 +159,8 @@ func le16(b []byte) int { return int(binary.LittleEndian.Uint16(b)) }
 // MayTurn reports whether an image may have metadata with an orientation, by which an engine turns it: width and height
 // may then be exchanged.
 func MayTurn(data []byte) bool {
-	for _, mark := range [...]string{"Exif", "eXIf", "EXIF", "Raw profile type", "adobe.xmp", "adobe.com/xap", "XMP "} {
-		if bytes.Contains(data, []byte(mark)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]string{"Exif", "eXIf", "EXIF", "Raw profile type", "adobe.xmp", "adobe.com/xap", "XMP "},
+		func(mark string) bool { return bytes.Contains(data, []byte(mark)) })
 }
 
 // AppendDataURL appends the data of a base64 data: URL to dst. It returns false for any other URL.

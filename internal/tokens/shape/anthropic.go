@@ -1,6 +1,7 @@
 package shape
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -279,10 +280,7 @@ func hasImage(block *jinja.Dict) bool {
 
 // referencePart returns the part of a tool reference; ok is false if it names no tool.
 func referencePart(d *jinja.Dict) (part jinja.Value, ok bool) {
-	name := textAt(d, "tool_name")
-	if name == "" {
-		name = textAt(d, "name")
-	}
+	name := cmp.Or(textAt(d, "tool_name"), textAt(d, "name"))
 	return object(kv{"type", jinja.String("tool_reference")}, kv{"name", jinja.String(name)}), name != ""
 }
 
@@ -339,10 +337,7 @@ func sglangToolResult(c *anthropicChat, role string, d *jinja.Dict, parts []jinj
 	if parts != nil {
 		c.add(chatMessage(roleUser, loneText(parts)))
 	}
-	id := textAt(d, "tool_use_id")
-	if id == "" {
-		id = textAt(d, "id")
-	}
+	id := cmp.Or(textAt(d, "tool_use_id"), textAt(d, "id"))
 	for _, v := range contents {
 		c.add(toolMessage(id, v))
 	}

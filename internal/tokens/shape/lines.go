@@ -3,6 +3,7 @@ package shape
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -50,10 +51,7 @@ type RenderOptions struct {
 // RenderLines answers a request body with {"prompt": "...", "ids": [...]}, or {"error": "..."} if
 // the engine would refuse it. It adds "partial" if only the front of the prompt is known.
 func RenderLines(r io.Reader, w io.Writer, m *Model, opts RenderOptions) error {
-	path := opts.Path
-	if path == "" {
-		path = "/v1/chat/completions"
-	}
+	path := cmp.Or(opts.Path, "/v1/chat/completions")
 	api, _ := body.Detect("POST", path)
 	if api == body.Unknown {
 		return fmt.Errorf("path %q: no API with a prompt", path)
