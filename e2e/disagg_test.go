@@ -251,8 +251,8 @@ func textOf(body []byte) string {
 		}
 		for _, c := range a.Choices {
 			b.WriteString(c.Text + c.Message.Content + c.Delta.Content)
-			if len(c.TokenIDs) > 0 {
-				b.WriteString(tokenizer.Decode(c.TokenIDs))
+			for _, id := range c.TokenIDs {
+				fmt.Fprint(&b, id, " ")
 			}
 		}
 	}
