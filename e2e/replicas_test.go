@@ -23,7 +23,8 @@ type replicaSet struct {
 	cmds   []*exec.Cmd
 }
 
-func newReplicaSet(t *testing.T, count int) *replicaSet {
+// newReplicaSet starts replicas; binaries, if given, are those of the second and later ones.
+func newReplicaSet(t *testing.T, count int, binaries ...string) *replicaSet {
 	t.Helper()
 	r := &replicaSet{}
 	var listens []string
@@ -61,7 +62,11 @@ func newReplicaSet(t *testing.T, count int) *replicaSet {
 			t.Fatal(err)
 		}
 		defer log.Close()
-		cmd := exec.Command(kvlaneBinary, "serve", "--config", r.file(name+".yaml"))
+		binary := kvlaneBinary
+		if i <= len(binaries) {
+			binary = binaries[i-1]
+		}
+		cmd := exec.Command(binary, "serve", "--config", r.file(name+".yaml"))
 		cmd.Stderr = log
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		if err := cmd.Start(); err != nil {
@@ -107,14 +112,15 @@ func (r *replicaSet) at(i int, name string, labels ...string) float64 {
 
 // talk runs conversations concurrently, some of them siblings with a common beginning, and
 // returns the numbers of conversations with an answer that was not 200, and with turns that
-// were sent to different targets.
-func (r *replicaSet) talk(seed string, conversations, turns int) (failed, moved int) {
+// were sent to different targets. Each begins so long after the one before.
+func (r *replicaSet) talk(seed string, conversations, turns int, after time.Duration) (failed, moved int) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for c := range conversations {
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(c), 7))
 			target := ""
+			time.Sleep(time.Duration(c) * after)
 			history := []message{{"system", prose(fmt.Sprint(seed, "group", c/4), 300)}}
 			for turn := range turns {
 				history = append(history, message{"user", prose(fmt.Sprint(seed, c, ".", turn), 60)})
@@ -149,14 +155,14 @@ func (r *replicaSet) talk(seed string, conversations, turns int) (failed, moved 
 type spread struct{ hits, cvs []float64 }
 
 // rounds runs the same load several times, with other texts each time.
-func (r *replicaSet) rounds(name string, count int) (s spread) {
+func (r *replicaSet) rounds(name string, count int, after time.Duration) (s spread) {
 	r.t.Helper()
 	before := make([]int, len(r.engines))
 	for round := range count {
 		for i, e := range r.engines {
 			before[i] = len(e.Stats().Requests)
 		}
-		if n, _ := r.talk(fmt.Sprint(name, round, "."), 80, 6); n != 0 {
+		if n, _ := r.talk(fmt.Sprint(name, round, "."), 80, 6, after); n != 0 {
 			r.t.Fatalf("%s, round %d: got %d failures, want 0", name, round, n)
 		}
 		cached, prompt := 0, 0
@@ -210,32 +216,71 @@ func (r *replicaSet) noneBooked(replicas ...int) {
 	}
 }
 
-// Three replicas cache as one does, and none books anything after the load. They spread new conversations less evenly than
-// one, as those that arrive at different replicas within the delay of sharing do not see each other: the bound of the CV is 6
-// requests of the 60 of an engine and round. replay.TestReplicasSpreadAsOne compares the CV over many simulated rounds.
+// Three replicas cache as one does and spread requests as one does, and none books anything after the load. Conversations that
+// begin together at different replicas do not see each other within the delay of sharing: there the bound of the CV is 6 requests
+// of the 60 of an engine and round above one's. replay.TestReplicasSpreadAsOne compares the CV over many simulated rounds.
 func TestReplicasRouteAsOne(t *testing.T) {
-	const rounds = 3
+	const rounds, apart = 3, 25 * time.Millisecond
 	alone := newReplicaSet(t, 1)
-	one, control := alone.rounds("one", rounds), alone.rounds("control", rounds)
+	one, staggered := alone.rounds("one", rounds, 0), alone.rounds("apart", rounds, apart)
 	set := newReplicaSet(t, 3)
-	three := set.rounds("three", rounds)
-	hits, _ := moments(one.hits)
-	hits3, _ := moments(three.hits)
-	cv, _ := moments(one.cvs) // as new as the three are
-	cv3, _ := moments(three.cvs)
-	t.Logf("hit rate %.3f, with three %.3f; CV of each round %.3f, of the same replica's next rounds %.3f, with three %.3f",
-		hits, hits3, one.cvs, control.cvs, three.cvs)
-	if hits3 < 0.95*hits {
-		t.Errorf("hit rate of three replicas: got %.3f, want at least 0.95 of one's %.3f", hits3, hits)
-	}
-	if cv3-cv > 0.1 {
-		t.Errorf("mean CV of requests per engine of three replicas: got %.3f, want at most 0.1 above one's %.3f", cv3, cv)
+	three, staggered3 := set.rounds("three", rounds, 0), set.rounds("three apart", rounds, apart)
+	for _, c := range []struct {
+		name       string
+		one, three spread
+		most       float64
+	}{{"together", one, three, 0.1}, {"one after another", staggered, staggered3, 0.1}} {
+		hits, _ := moments(c.one.hits)
+		hits3, _ := moments(c.three.hits)
+		cv, _ := moments(c.one.cvs)
+		cv3, _ := moments(c.three.cvs)
+		t.Logf("conversations begin %s: hit rate %.3f, with three %.3f; CV of each round %.3f, with three %.3f", c.name, hits, hits3, c.one.cvs, c.three.cvs)
+		if hits3 < 0.95*hits {
+			t.Errorf("conversations begin %s: got a hit rate of three replicas of %.3f, want at least 0.95 of one's %.3f", c.name, hits3, hits)
+		}
+		if cv3-cv > c.most {
+			t.Errorf("conversations begin %s: got a mean CV of requests per engine of three replicas of %.3f, want at most %.2f above one's %.3f", c.name, cv3, c.most, cv)
+		}
 	}
 	set.noneBooked(0, 1, 2)
 	for i := range 3 {
 		if got := set.at(i, "kvlane_requests_total", `outcome="routed"`); got < 5 {
-			t.Errorf("replica %d routed %v requests, want a part of %d", i, got, 480*rounds)
+			t.Errorf("replica %d routed %v requests, want a part of %d", i, got, 2*480*rounds)
 		}
+	}
+}
+
+// An older Kvlane (KVLANE_OLDER names its binary) and this one route as one, and neither asks the other for what it has.
+func TestReplicasOfTwoVersions(t *testing.T) {
+	older := os.Getenv("KVLANE_OLDER")
+	if older == "" {
+		t.Skip("KVLANE_OLDER does not name an older binary of Kvlane")
+	}
+	r := newReplicaSet(t, 2, older)
+	if failed, moved := r.talk("v", 40, 6, 10*time.Millisecond); failed != 0 || moved != 0 {
+		t.Errorf("got %d requests that failed and %d conversations that moved, want none", failed, moved)
+	}
+	r.noneBooked(0, 1)
+	for i := range 2 {
+		if got := r.at(i, "kvlane_requests_total", `outcome="routed"`); got < 5 {
+			t.Errorf("replica %d routed %v requests, want a part of 240", i, got)
+		}
+		if got := r.at(i, "kvlane_replicas_received_total"); got < 5 {
+			t.Errorf("replica %d received %v messages, want some", i, got)
+		}
+		for _, name := range []string{`resyncs_total{reason="gap"}`, `resyncs_total{reason="error"}`, `ignored_total{reason="malformed"}`, `ignored_total{reason="refused"}`, `ignored_total{reason="unknown_target"}`} {
+			metric, label, _ := strings.Cut(strings.TrimSuffix(name, "}"), "{")
+			if got := r.at(i, "kvlane_replicas_"+metric, label); got != 0 {
+				t.Errorf("replica %d: got %s %v, want 0", i, name, got)
+			}
+		}
+	}
+	if err := r.cmds[1].Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	r.until("the older one has taken leave", func() bool { return r.at(0, "kvlane_replicas") == 1 })
+	if got := r.silences("kvlane.log"); len(got) != 0 {
+		t.Errorf("got replicas dropped after %v seconds of silence, want a goodbye", got)
 	}
 }
 
@@ -251,7 +296,7 @@ func TestReplicaIsStoppedAndKilled(t *testing.T) {
 	}
 	load := make(chan [2]int, 1)
 	go func() {
-		failed, moved := r.talk("k", 16, 120)
+		failed, moved := r.talk("k", 16, 120, 0)
 		load <- [2]int{failed, moved}
 	}()
 	r.until("all are busy", func() bool { return r.at(0, "kvlane_reservations") > 2 && r.at(2, "kvlane_reservations") > 2 })

@@ -38,7 +38,7 @@ func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, over
 		res.Owed = c.queue + c.miss
 	})
 	r.follow(q, &c)
-	r.shareBooking(id, 0)
+	r.shareBooking(id)
 	plan := Plan{Decode: res.Decode, Prefill: c.slot, Reservation: id, Matched: c.overlap, Miss: c.miss, Via: c.via, Degraded: c.degraded}
 	ex.end(r, plan, nil)
 	return plan, nil
@@ -58,6 +58,6 @@ func (r *Router) ComputeLocally(now time.Duration, id ReservationID, miss int64)
 			res.Owed = t.load.Queue + res.Miss
 		}
 	})
-	r.shareBooking(id, 0)
+	r.shareBooking(id)
 	return true
 }

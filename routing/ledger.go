@@ -280,7 +280,7 @@ func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot
 		c.bind(i, served)
 		r.shareUse(mainLeg, i, true)
 	}
-	r.shareBooking(id, 0)
+	r.shareBooking(id)
 	return true
 }
 

@@ -25,6 +25,8 @@ type Booking struct {
 	// Turn is 1 for the first turn of a conversation and 2 for a later one, 0 for what does not
 	// count for the share of returning conversations.
 	Turn uint8 `json:"turn,omitempty"`
+	// InTurn has bit 0 if a round robin chose Decode, and bit 1 for Prefill.
+	InTurn uint8 `json:"in_turn,omitempty"`
 }
 
 // remoteKey finds the local copy of another replica's booking.
@@ -70,11 +72,7 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 	if _, ok := r.remotes.byKey[key]; ok || decode == NoSlot {
 		return false
 	}
-	prefill := NoSlot
-	if b.Prefill.Worker != "" {
-		prefill = r.slotOf(b.Prefill)
-	}
-	computes := decode
+	prefill, computes := r.slotOf(b.Prefill), decode
 	if prefill != NoSlot {
 		computes = prefill
 	}
@@ -82,8 +80,12 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 		Owed:   r.targets[computes].load.Queue + max(b.Miss, 0),
 		remote: remoteLink{key: key, expires: now + r.config.RemoteTTL}}, false)
 	for leg, slot := range [numLegs]kvindex.Slot{decode, prefill} {
-		if slot != NoSlot && len(r.targets[slot].info.Models) <= 1 { // else its model is not known
-			r.poolOf(r.targets[slot].model()).count(leg, b.Turn)
+		if slot == NoSlot || len(r.targets[slot].info.Models) > 1 { // its model is not known
+			continue
+		}
+		p := r.poolOf(r.targets[slot].model())
+		if p.count(leg, b.Turn); b.InTurn>>leg&1 != 0 {
+			p.cursor[leg] = int32(r.position(r.targets[slot].info.Target)) + 1
 		}
 	}
 	r.remotes.byKey[key] = id
@@ -109,11 +111,7 @@ func (r *Router) RemoteRelease(now time.Duration, replica string, id Reservation
 func (r *Router) DropReplica(now time.Duration, replica string) int {
 	n := 0
 	for _, id := range r.remotes.fifo {
-		res := r.ledger.get(id)
-		if res == nil || res.remote.key.replica != replica {
-			continue
-		}
-		if r.Release(now, id) {
+		if res := r.ledger.get(id); res != nil && res.remote.key.replica == replica && r.Release(now, id) {
 			n++
 		}
 	}
@@ -146,9 +144,13 @@ func (r *Router) unlinkRemote(res *reservation) {
 	}
 }
 
+// position is the place of a target in the order, or where it would be.
+func (r *Router) position(id kvindex.Target) int {
+	return sort.Search(len(r.order), func(i int) bool { return !less(r.targets[r.order[i]].info.Target, id) })
+}
+
 func (r *Router) slotOf(id kvindex.Target) kvindex.Slot {
-	at := sort.Search(len(r.order), func(i int) bool { return !less(r.targets[r.order[i]].info.Target, id) })
-	if at < len(r.order) && r.targets[r.order[at]].info.Target == id {
+	if at := r.position(id); at < len(r.order) && r.targets[r.order[at]].info.Target == id {
 		return r.order[at]
 	}
 	return NoSlot

@@ -205,28 +205,38 @@ func (l *relay) Used(leg int, key Key, tail uint64, target kvindex.Target, _ boo
 	}
 }
 
-// Replicas that share learn from all turns, as fast as one does, in both pools of a disaggregated fleet; one client's turns
-// count no more with many replicas. Where a target serves several models each learns alone.
+// Replicas that share learn from all turns and go on with each other's round robin, so that they decide as one does, in both
+// pools of a disaggregated fleet; one client's turns count no more with many replicas. Where a target serves several models
+// each goes alone.
 func TestReplicasLearnTheShareTogether(t *testing.T) {
+	type learned struct {
+		returning [numLegs]float64
+		cursor    [numLegs]int32
+	}
 	turnsOf := func(i int) string { return fmt.Sprint("agent", i/20) }
 	oneID := func(int) string { return "flood" }
-	shares := func(count int, models []string, split bool, conversation func(i int) string) (got [][numLegs]float64) {
+	learn := func(count int, models []string, split bool, conversation func(i int) string) (got []learned) {
 		var routers []*Router
 		for i := range count {
 			config := DefaultConfig()
 			if split {
 				config.Disagg.Mode, config.Disagg.Threshold = ModeThreshold, 1
+				config.Disagg.Prefill, config.Disagg.Decode = config.Policy, config.Policy
 			}
 			r, err := New(config)
 			if err != nil {
 				t.Fatal(err)
 			}
-			role := Both
-			if split {
-				role = Decode
-				r.SetTarget(1, TargetInfo{Target: kvindex.Target{Worker: "p", Rank: kvindex.NoRank}, Role: Prefill, Models: models, Ready: true})
+			for slot := range kvindex.Slot(10) {
+				role := Both
+				if split {
+					role = Decode
+					if slot > 6 {
+						role = Prefill
+					}
+				}
+				r.SetTarget(9-slot, TargetInfo{Target: kvindex.Target{Worker: fmt.Sprint("w", slot), Rank: kvindex.NoRank}, Role: role, Models: models, Ready: true})
 			}
-			r.SetTarget(0, TargetInfo{Target: kvindex.Target{Worker: "w", Rank: kvindex.NoRank}, Role: role, Models: models, Ready: true})
 			r.Share(&relay{name: fmt.Sprint(i), to: &routers, own: i})
 			routers = append(routers, r)
 		}
@@ -240,7 +250,8 @@ func TestReplicasLearnTheShareTogether(t *testing.T) {
 			r.Release(0, mustPick(t, r, &q).Reservation)
 		}
 		for _, r := range routers {
-			got = append(got, r.poolOf(q.Model).returning)
+			p := r.poolOf(q.Model)
+			got = append(got, learned{p.returning, p.cursor})
 		}
 		return got
 	}
@@ -256,14 +267,25 @@ func TestReplicasLearnTheShareTogether(t *testing.T) {
 		{name: "one id", conversation: oneID},
 		{name: "several models", models: []string{"m", "n"}, conversation: turnsOf, alone: true},
 	} {
-		one := shares(1, c.models, c.split, c.conversation)[0]
-		if one[mainLeg] == 0 || c.split != (one[prefillLeg] != 0) {
-			t.Fatalf("%s: got the shares %v of one replica, want some", c.name, one)
+		one := learn(1, c.models, c.split, c.conversation)[0]
+		if one.returning[mainLeg] == 0 || one.cursor[mainLeg] == 0 || c.split != (one.returning[prefillLeg] != 0) || c.split != (one.cursor[prefillLeg] != 0) {
+			t.Fatalf("%s: got %v of one replica, want all above 0", c.name, one)
 		}
-		for i, got := range shares(3, c.models, c.split, c.conversation) {
+		for i, got := range learn(3, c.models, c.split, c.conversation) {
 			if (got != one) != c.alone {
-				t.Errorf("%s: got the shares %v at replica %d, %v with one replica, want them equal: %v", c.name, got, i, one, !c.alone)
+				t.Errorf("%s: got shares and cursors %v at replica %d, %v with one replica, want them equal: %v", c.name, got, i, one, !c.alone)
 			}
 		}
+	}
+	r, err := New(DefaultConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for slot, worker := range []string{"a", "b", "c"} {
+		r.SetTarget(kvindex.Slot(slot), TargetInfo{Target: kvindex.Target{Worker: worker}, Ready: true})
+	}
+	r.ApplyRemote(0, Booking{Replica: "other", ID: 1, Decode: kvindex.Target{Worker: "a"}, Prefill: kvindex.Target{Worker: "b"}, InTurn: 2})
+	if got := r.anyModel.cursor; got != [numLegs]int32{0, 2} {
+		t.Errorf("a booking whose prefill target alone was chosen in turn: got the cursors %v, want 0 and 2", got)
 	}
 }

@@ -168,7 +168,7 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 	if r.computes(res).fitOf().Seen >= learnedFrom {
 		plan.TTFT = toDuration(res.Forecast.ahead + res.Forecast.own)
 	}
-	r.shareBooking(plan.Reservation, main.turn)
+	r.shareBooking(plan.Reservation, main, prefill)
 	if r.config.KVTokens > 0 && q.Conversation != "" {
 		res.program = programKey{main.key, main.models}
 		r.programs.begin(res.program, q.PromptTokens, q.Final)

@@ -28,13 +28,18 @@ type Sharer interface {
 // Share makes the router tell s of its own changes from now on.
 func (r *Router) Share(s Sharer) { r.sharer = s }
 
-// shareBooking tells of a booking that was made, for a turn, or moved.
-func (r *Router) shareBooking(id ReservationID, turn uint8) {
+// shareBooking tells of a booking that was made, by choices for its legs, or moved.
+func (r *Router) shareBooking(id ReservationID, choices ...*choice) {
 	if res := r.ledger.get(id); res == nil || !r.shares(res) {
 		return
 	}
 	if b, ok := r.Booking(id); ok {
-		b.Turn = turn
+		for leg, c := range choices {
+			if c != nil && c.cursor != none32 {
+				b.InTurn |= 1 << leg
+			}
+			b.Turn = choices[mainLeg].turn
+		}
 		r.sharer.Booked(&b)
 	}
 }

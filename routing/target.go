@@ -1,8 +1,8 @@
 package routing
 
 import (
+	"cmp"
 	"slices"
-	"sort"
 	"strings"
 	"time"
 
@@ -252,29 +252,20 @@ func (r *Router) AddressSet(dst *SlotSet, addresses []string) {
 }
 
 func less(a, b kvindex.Target) bool {
-	if a.Worker != b.Worker {
-		return a.Worker < b.Worker
-	}
-	return a.Rank < b.Rank
+	return cmp.Or(cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank)) < 0
 }
 
 // enterOrder keeps order sorted by worker and rank. Cursors keep their targets.
 func (r *Router) enterOrder(slot kvindex.Slot, id kvindex.Target) {
-	at := sort.Search(len(r.order), func(i int) bool { return less(id, r.targets[r.order[i]].info.Target) })
-	r.order = append(r.order, 0)
-	copy(r.order[at+1:], r.order[at:])
-	r.order[at] = slot
+	at := r.position(id)
+	r.order = slices.Insert(r.order, at, slot)
 	r.shiftCursors(at, 1)
 }
 
 func (r *Router) leaveOrder(slot kvindex.Slot) {
-	for at, s := range r.order {
-		if s == slot {
-			r.order = append(r.order[:at], r.order[at+1:]...)
-			r.shiftCursors(at, -1)
-			return
-		}
-	}
+	at := slices.Index(r.order, slot)
+	r.order = slices.Delete(r.order, at, at+1)
+	r.shiftCursors(at, -1)
 }
 
 func (r *Router) shiftCursors(at int, by int32) {

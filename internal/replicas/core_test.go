@@ -83,8 +83,9 @@ func TestTwoReplicasShare(t *testing.T) {
 	if got := ra.Load(plan.Decode); got.Active != 2 {
 		t.Errorf("a's load of the target: got %+v, want two requests", got)
 	}
-	if first, later := b.peers["a"].ledger[plan.Reservation].Turn, a.peers["b"].ledger[other.Reservation].Turn; first != 1 || later != 2 {
-		t.Errorf("the turns of the bookings: got %d and %d, want 1 and 2", first, later)
+	first, later := b.peers["a"].ledger[plan.Reservation], a.peers["b"].ledger[other.Reservation]
+	if first.Turn != 1 || first.InTurn != 1 || later.Turn != 2 || later.InTurn != 0 {
+		t.Errorf("got %+v and %+v, want a first turn by round robin and a later one by its binding", first, later)
 	}
 	ra.FirstToken(3*time.Millisecond, plan.Reservation)
 	deliver(t, 3*time.Millisecond, a, b)

@@ -93,7 +93,7 @@ func (w *writer) target(t kvindex.Target) uint32 {
 func (w *writer) booked(b *routing.Booking) {
 	w.entries++
 	w.m.Booked = append(w.m.Booked, &kvlanev1.ReplicaBooking{Id: uint64(b.ID), Decode: w.target(b.Decode), Prefill: w.target(b.Prefill),
-		Miss: uint64(b.Miss), Kv: uint64(b.KV), Phase: uint32(b.Phase), Turn: uint32(b.Turn)})
+		Miss: uint64(b.Miss), Kv: uint64(b.KV), Phase: uint32(b.Phase), Turn: uint32(b.Turn), InTurn: uint32(b.InTurn)})
 }
 
 func (w *writer) conversation(leg int, b *binding) {
@@ -124,5 +124,5 @@ func targetOf(m *kvlanev1.ReplicaMessage, number uint32) kvindex.Target {
 
 func bookingOf(m *kvlanev1.ReplicaMessage, b *kvlanev1.ReplicaBooking) routing.Booking {
 	return routing.Booking{Replica: m.GetReplica(), ID: routing.ReservationID(b.GetId()), Decode: targetOf(m, b.GetDecode()), Prefill: targetOf(m, b.GetPrefill()),
-		Miss: int64(b.GetMiss()), KV: int64(b.GetKv()), Phase: uint8(b.GetPhase()), Turn: uint8(min(b.GetTurn(), 2))}
+		Miss: int64(b.GetMiss()), KV: int64(b.GetKv()), Phase: uint8(b.GetPhase()), Turn: uint8(min(b.GetTurn(), 2)), InTurn: uint8(b.GetInTurn() & 3)}
 }

@@ -271,7 +271,10 @@ type ReplicaBooking struct {
 	Phase uint32 `protobuf:"varint,6,opt,name=phase,proto3" json:"phase,omitempty"`
 	// 1 for the first turn of a conversation, 2 for a later one: all replicas learn
 	// how many requests continue one. 0 for a turn that does not count.
-	Turn          uint32 `protobuf:"varint,7,opt,name=turn,proto3" json:"turn,omitempty"`
+	Turn uint32 `protobuf:"varint,7,opt,name=turn,proto3" json:"turn,omitempty"`
+	// Bit 0 if a round robin chose the decode target, bit 1 for prefill: that of the
+	// other replicas goes on behind it.
+	InTurn        uint32 `protobuf:"varint,8,opt,name=in_turn,json=inTurn,proto3" json:"in_turn,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -351,6 +354,13 @@ func (x *ReplicaBooking) GetPhase() uint32 {
 func (x *ReplicaBooking) GetTurn() uint32 {
 	if x != nil {
 		return x.Turn
+	}
+	return 0
+}
+
+func (x *ReplicaBooking) GetInTurn() uint32 {
+	if x != nil {
+		return x.InTurn
 	}
 	return 0
 }
@@ -719,7 +729,7 @@ const file_kvlane_v1_replicas_proto_rawDesc = "" +
 	"\x06number\x18\x10 \x01(\x04R\x06number\";\n" +
 	"\rReplicaTarget\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x12\n" +
-	"\x04rank\x18\x02 \x01(\rR\x04rank\"\xa0\x01\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\"\xb9\x01\n" +
 	"\x0eReplicaBooking\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06decode\x18\x02 \x01(\rR\x06decode\x12\x18\n" +
@@ -727,7 +737,8 @@ const file_kvlane_v1_replicas_proto_rawDesc = "" +
 	"\x04miss\x18\x04 \x01(\x04R\x04miss\x12\x0e\n" +
 	"\x02kv\x18\x05 \x01(\x04R\x02kv\x12\x14\n" +
 	"\x05phase\x18\x06 \x01(\rR\x05phase\x12\x12\n" +
-	"\x04turn\x18\a \x01(\rR\x04turn\"7\n" +
+	"\x04turn\x18\a \x01(\rR\x04turn\x12\x17\n" +
+	"\ain_turn\x18\b \x01(\rR\x06inTurn\"7\n" +
 	"\x0fReplicaProgress\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05phase\x18\x02 \x01(\rR\x05phase\"\xbf\x01\n" +
