@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"reflect"
 	"testing"
 )
 
@@ -53,20 +54,56 @@ func TestSlowWorkersGetTheirShare(t *testing.T) {
 	}
 }
 
+// turns are conversations of several turns after a common system prompt.
+func turns() Workload {
+	return Skew{Clients: 96, StartOver: 10, Shared: 1024, FirstMean: 3000, FirstSigma: 0.7, TurnMean: 800, TurnSigma: 0.7,
+		OutputMean: 300, MinTurns: 2, MaxTurns: 8, Think: 1, Requests: 2000}.Workload("turns")
+}
+
+// Of what the default decides by on this load, replicas share all: without a delay they decide as one, request by request.
+func TestReplicasWithoutDelayAreOne(t *testing.T) {
+	if raceDetector {
+		t.Skip("simulations of one goroutine each: run without the race detector")
+	}
+	run := func(c Conditions) []Result {
+		report, err := Run(Options{Workload: turns(), Fleet: Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(1_000_000)}, Policies: []string{"kv-aware"}, Seeds: []uint64{1, 2}, Conditions: c})
+		if err != nil {
+			t.Fatal(err)
+		}
+		runs := report.Rows[0].Runs
+		for i := range runs {
+			runs[i].TTFTError50, runs[i].TTFTError90, runs[i].ITLError50 = 0, 0, 0 // each replica predicts by its own requests
+		}
+		return runs
+	}
+	one := run(Conditions{})
+	for _, c := range []struct {
+		Conditions
+
+		same bool
+	}{
+		{Conditions{Replicas: 3, Share: true}, true},
+		{Conditions{Replicas: 4, Share: true, Skew: 0.7}, true},
+		{Conditions{Replicas: 3, Share: true, ShareDelay: 0.006}, false},
+	} {
+		if got := run(c.Conditions); reflect.DeepEqual(got, one) != c.same {
+			t.Errorf("%+v: got %+v, and with one replica %+v, want them equal: %v", c.Conditions, got, one, c.same)
+		}
+	}
+}
+
 // Replicas that share within the delay that was measured between real ones (docs/benchmarks.md) route as one, wherever
 // requests arrive; those that share nothing do not. These are means over 16 runs: the CV of one run varies by a third.
 func TestReplicasSpreadAsOne(t *testing.T) {
 	if raceDetector {
 		t.Skip("simulations of one goroutine each: run without the race detector")
 	}
-	w := Skew{Clients: 96, StartOver: 10, Shared: 1024, FirstMean: 3000, FirstSigma: 0.7, TurnMean: 800, TurnSigma: 0.7,
-		OutputMean: 300, MinTurns: 2, MaxTurns: 8, Think: 1, Requests: 2000}.Workload("turns")
 	var seeds []uint64
 	for seed := range uint64(16) {
 		seeds = append(seeds, seed+1)
 	}
 	run := func(c Conditions) Result {
-		report, err := Run(Options{Workload: w, Fleet: Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(1_000_000)}, Policies: []string{"session"}, Seeds: seeds, Conditions: c})
+		report, err := Run(Options{Workload: turns(), Fleet: Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(1_000_000)}, Policies: []string{"session"}, Seeds: seeds, Conditions: c})
 		if err != nil {
 			t.Fatal(err)
 		}
