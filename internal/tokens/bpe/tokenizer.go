@@ -115,6 +115,9 @@ func (t *Tokenizer) EncodeUntil(stop <-chan struct{}, dst []uint32, text string,
 	return dst, err
 }
 
+// Added returns how many ids addSpecial puts before and after a text.
+func (t *Tokenizer) Added() (before, after int) { return len(t.before), len(t.after) }
+
 var errInvalid = fmt.Errorf("%w: not valid UTF-8", ErrText)
 
 // checkText checks what encode does not.

@@ -148,3 +148,28 @@ func processTime() time.Duration {
 	}
 	return time.Duration(ts.Nano())
 }
+
+// BenchmarkForwardIDs: what a chat of some 60,000 tokens costs to be sent with its ids.
+func BenchmarkForwardIDs(b *testing.B) {
+	m := load(b, "qwen3", Options{})
+	raw, _ := talk(281, 244000)
+	req, err := body.Parse(body.Chat, raw)
+	if err != nil {
+		b.Fatal(err)
+	}
+	res, err := m.Prompt(req, VLLM)
+	if err != nil {
+		b.Fatal(err)
+	}
+	out, best := []byte(nil), time.Duration(math.MaxInt64)
+	for b.Loop() {
+		start := processTime()
+		if out, err = body.Apply(out[:0], raw, m.ForwardIDs(req, VLLM, res)...); err != nil {
+			b.Fatal(err)
+		}
+		best = min(best, processTime()-start)
+	}
+	b.ReportMetric(float64(best.Nanoseconds())/1000, "best-cpu-µs")
+	b.ReportMetric(float64(len(res.IDs)), "tokens")
+	b.ReportMetric(float64(len(out)-len(raw)), "more-bytes")
+}

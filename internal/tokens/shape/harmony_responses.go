@@ -32,7 +32,7 @@ func (m *Model) harmonyResponse(in input) (*plan, error) {
 	case given(side) && body.Text(side) != "auto":
 		return nil, refuse("truncation: Input should be 'auto' or 'disabled'")
 	default:
-		p.keep = int(m.longestPrompt(in))
+		m.truncateToContext(in, p)
 	}
 	reasoning, err := in.value(body.FieldReasoning)
 	if err != nil {

@@ -157,11 +157,19 @@ func TestImagesThatAreNotKnownCutThePrompt(t *testing.T) {
 		"arguments of the processor": chat(part(""), `,"mm_processor_kwargs":{"max_pixels":9999}`),
 		"arguments of the reader":    chat(part(""), `,"media_io_kwargs":{"image":{}}`),
 		"the token in the text":      chat(part("")+`,{"type":"text","text":"<|image_pad|>"}`, ""),
-		"a truncated prompt":         chat(part(""), `,"truncate_prompt_tokens":5`),
 	} {
 		res, err := promptOf(t, m, raw)
 		if err != nil || res.Partial == "" || res.Media != nil || !slices.Equal(res.IDs, whole.IDs[:len(res.IDs)]) {
 			t.Errorf("%s: got %d ids, %d images, %q, %v, want the prompt up to the first image", what, len(res.IDs), len(res.Media), res.Partial, err)
+		}
+	}
+	// A prompt that is cut at its first image, and truncated: its head, if that is kept; where its tail begins is not known.
+	up := len(whole.IDs[:whole.Media[0].At])
+	for raw, want := range map[string]int{`"truncate_prompt_tokens":5`: 0, `"truncate_prompt_tokens":-1`: 0, `"truncate_prompt_tokens":2,"truncation_side":"right"`: 2,
+		`"truncate_prompt_tokens":500,"truncation_side":"right"`: up} {
+		res, err := promptOf(t, m, chat(part(""), ","+raw))
+		if err != nil || res.Partial == "" || res.Media != nil || len(res.IDs) != want || !slices.Equal(res.IDs, whole.IDs[:want]) {
+			t.Errorf("%s: got ids %v, %d images, %q, %v, want the first %d", raw, res.IDs, len(res.Media), res.Partial, err, want)
 		}
 	}
 }

@@ -86,14 +86,7 @@ func (m *Model) compute(ctx context.Context, dst []uint32, turn *conv.Turn, engi
 			return res, err
 		}
 	}
-	if n := max(p.keep, -p.keep); n > 0 && len(res.IDs) > n && res.Partial == "" {
-		if p.keep < 0 {
-			res.IDs = res.IDs[:n]
-		} else {
-			res.IDs = slices.Clone(res.IDs[len(res.IDs)-n:]) // the cache counts what it keeps
-			turn.Cut()
-		}
-	}
+	m.truncate(turn, &res.Result, p)
 	if !p.limited {
 		return res, nil
 	}
@@ -101,6 +94,30 @@ func (m *Model) compute(ctx context.Context, dst []uint32, turn *conv.Turn, engi
 		return res, refuse("The decoder prompt cannot be empty")
 	}
 	return res, in.profile.length(m, in, len(res.IDs))
+}
+
+// truncate cuts a prompt as its request says.
+func (m *Model) truncate(turn *conv.Turn, res *Result, p *plan) {
+	n, before, after := max(p.keep, -p.keep), 0, 0
+	if p.ids == nil && p.addSpecial && !p.sided { // a tokenizer that truncates keeps what it adds to a text
+		before, after = m.tokenizer(p.profile).Added()
+	}
+	switch ids := res.IDs; {
+	case n == 0, res.Partial == "" && len(ids) <= n:
+	case before+after > n:
+		res.IDs, res.Partial = nil, "the prompt is truncated to less than the tokenizer adds"
+	case p.keep < 0 && res.Partial != "":
+		res.IDs = ids[:min(len(ids), n-after)]
+	case res.Partial != "":
+		res.IDs = nil // the prompt's beginning depends on its length
+	default: // a copy, because the cache counts what it keeps
+		head, tail := before, n-before
+		if p.keep < 0 {
+			head, tail = n-after, after
+		}
+		res.IDs = append(slices.Clone(ids[:head]), ids[len(ids)-tail:]...)
+		turn.Cut()
+	}
 }
 
 // plainLength refuses a prompt of n tokens that, together with the requested output tokens, does

@@ -1,6 +1,8 @@
 package shape
 
 import (
+	"compress/gzip"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -316,21 +318,81 @@ func TestUntrustedTemplate(t *testing.T) {
 	}
 }
 
+// The ids are those of vLLM 0.32's renderers with the same parameters, for models that generate and models that pool.
 func TestTruncation(t *testing.T) {
-	m := load(t, "qwen3", Options{MaxModelLen: 100})
-	whole := idsOf(t, m, `{"prompt":"one two three four"}`)
-	for body, want := range map[string][]uint32{
-		`{"prompt":"one two three four","truncate_prompt_tokens":2}`:                           whole[len(whole)-2:],
-		`{"prompt":"one two three four","truncate_prompt_tokens":2,"truncation_side":"right"}`: whole[:2],
-		`{"prompt":"one two three four","truncate_prompt_tokens":-1}`:                          whole,
+	const text, long = "one two three four five six", "one two three four five six one two three four five six one two three four five six one two three four five six"
+	// A tokenizer that ends a text with a token, as those of embedding models do.
+	packed, err := os.Open("../models/qwen3/tokenizer.json.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packed.Close()
+	var file map[string]any
+	raw, err := gzip.NewReader(packed)
+	if err == nil {
+		err = json.NewDecoder(raw).Decode(&file)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	type object = map[string]any
+	file["post_processor"] = object{"type": "TemplateProcessing", "pair": []any{},
+		"single":         []any{object{"Sequence": object{"id": "A", "type_id": 0}}, object{"SpecialToken": object{"id": "<|endoftext|>", "type_id": 0}}},
+		"special_tokens": object{"<|endoftext|>": object{"id": "<|endoftext|>", "ids": []int{151643}, "tokens": []string{"<|endoftext|>"}}}}
+	edited, err := json.Marshal(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, err := Load(fstest.MapFS{"tokenizer.json": {Data: edited}}, Options{MaxModelLen: 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun, plain, unknown := load(t, "mistral_7b", Options{MaxModelLen: 20}), load(t, "qwen3", Options{MaxModelLen: 20}), load(t, "qwen3", Options{})
+	for _, c := range []struct {
+		m      *Model
+		api    body.API
+		prompt string
+		fields string
+		want   []uint32
+	}{
+		{plain, body.Completions, text, `"truncate_prompt_tokens":3`, []uint32{3040, 4236, 4743}},
+		{plain, body.Completions, text, `"truncate_prompt_tokens":3,"truncation_side":"right"`, []uint32{603, 1378, 2326}},
+		{plain, body.Embeddings, text, `"truncate_prompt_tokens":3`, []uint32{603, 1378, 2326}},
+		{plain, body.Classify, text, `"truncate_prompt_tokens":3,"truncation_side":"left"`, []uint32{3040, 4236, 4743}},
+		{plain, body.Completions, text, `"truncate_prompt_tokens":6`, []uint32{603, 1378, 2326, 3040, 4236, 4743}},
+		{plain, body.Completions, long, `"truncate_prompt_tokens":-1`, []uint32{4743, 825, 1378, 2326, 3040, 4236, 4743, 825, 1378, 2326, 3040, 4236, 4743, 825, 1378, 2326, 3040, 4236, 4743}},
+		{plain, body.Pooling, long, `"truncate_prompt_tokens":-1`, []uint32{603, 1378, 2326, 3040, 4236, 4743, 825, 1378, 2326, 3040, 4236, 4743, 825, 1378, 2326, 3040, 4236, 4743, 825, 1378}},
+		{begun, body.Completions, text, `"truncate_prompt_tokens":3`, []uint32{1, 3359, 3522}},
+		{begun, body.Completions, text, `"truncate_prompt_tokens":3,"truncation_side":"left"`, []uint32{2308, 3359, 3522}},
+		{begun, body.Completions, text, `"truncate_prompt_tokens":3,"add_special_tokens":false`, []uint32{2308, 3359, 3522}},
+		{begun, body.Completions, text, `"truncate_prompt_tokens":1`, []uint32{1}},
+		{begun, body.Embeddings, text, `"truncate_prompt_tokens":3`, []uint32{1, 624, 989}},
+		{ended, body.Completions, text, `"truncate_prompt_tokens":3`, []uint32{4236, 4743, 151643}},
+		{ended, body.Embeddings, text, `"truncate_prompt_tokens":3`, []uint32{603, 1378, 151643}},
+		{ended, body.Embeddings, text, `"truncate_prompt_tokens":3,"truncation_side":"right"`, []uint32{603, 1378, 2326}},
+		{ended, body.Embeddings, text, `"truncate_prompt_tokens":1`, []uint32{151643}},
+		{unknown, body.Completions, text, `"truncate_prompt_tokens":-1`, nil}, // to a context that is not known
+		{unknown, body.Embeddings, text, `"truncate_prompt_tokens":-1`, nil},
+		{unknown, body.Completions, text, `"truncate_prompt_tokens":3`, []uint32{3040, 4236, 4743}},
 	} {
-		if got := idsOf(t, m, body); !slices.Equal(got, want) {
-			t.Errorf("%s: %v, want %v", body, got, want)
+		field := "prompt"
+		if c.api.Pools() {
+			field = "input"
+		}
+		req, err := body.Parse(c.api, fmt.Appendf(nil, `{%q:%q,%s}`, field, c.prompt, c.fields))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cache := conv.New(1 << 20)
+		for range 2 {
+			if res, err := c.m.PromptInto(t.Context(), nil, cache.Turn(req), VLLM); err != nil || !slices.Equal(res.IDs, c.want) || (res.Partial != "") != (c.want == nil) {
+				t.Errorf("%v %s %s: got %v, partial %q, error %v, want %v", c.api, c.prompt, c.fields, res.IDs, res.Partial, err, c.want)
+			}
 		}
 	}
-	// To as much as fits into a context that is not known.
-	if got := idsOf(t, load(t, "qwen3", Options{}), `{"prompt":"one two three four","truncate_prompt_tokens":-1,"max_tokens":5}`); !slices.Equal(got, whole) {
-		t.Errorf("unknown context: got %v, want %v", got, whole)
+	ids := `{"prompt":[100,101,102,103,104],"truncate_prompt_tokens":3}`
+	if got := idsOf(t, plain, ids); !slices.Equal(got, []uint32{102, 103, 104}) {
+		t.Errorf("%s: got %v, want the last three", ids, got)
 	}
 }
 

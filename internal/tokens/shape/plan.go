@@ -30,6 +30,7 @@ type plan struct {
 	final      *string
 	addSpecial bool
 	keep       int  // 0: all ids are kept; n > 0: the last n; n < 0: the first -n
+	sided      bool // the request says which are kept
 	limited    bool // engines limit such prompts to their context length
 	// partial is the reason why only the front of the prompt is known, "" if all of it is. A
 	// partial rendered text is cut at mediaMark.

@@ -348,11 +348,13 @@ func namedTool(choice jinja.Value) (string, error) {
 	return name, nil
 }
 
-// vllmTruncation reads truncate_prompt_tokens: the tail is kept unless truncation_side is
-// "right"; -1 means the maximum that the model accepts.
+// vllmTruncation reads truncate_prompt_tokens. -1 means the maximum that the model accepts. Unless truncation_side says
+// otherwise, a model that generates keeps the tail and one that pools keeps the head (get_tokenizer in
+// vllm/tokenizers/registry.py).
 func (m *Model) vllmTruncation(in input, p *plan) error {
 	side := in.Text(body.FieldTruncationSide)
-	if in.Has(body.FieldTruncationSide) && side != "left" && side != "right" {
+	p.sided = in.Has(body.FieldTruncationSide)
+	if p.sided && side != "left" && side != "right" {
 		return refuse("truncation_side: Input should be 'left' or 'right'")
 	}
 	if !in.Has(body.FieldTruncatePromptTokens) {
@@ -363,27 +365,28 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 	case !ok || n < -1 || n == 0 && in.API != body.Tokenize:
 		return refuse("truncate_prompt_tokens: input should be an integer, -1 or at least 1")
 	case n == -1:
-		n = m.longestPrompt(in)
+		m.truncateToContext(in, p)
 	case m.maxModelLen() > 0 && n > int64(m.maxModelLen()):
 		return refuse("truncate_prompt_tokens: larger than the model's context of %d tokens", m.maxModelLen())
+	default:
+		p.keep = int(min(n, unknownLength))
 	}
-	p.keep = int(min(n, 1<<30))
-	if side == "right" {
+	if p.keep != unknownLength && (side == "right" || side == "" && in.origin.Pools()) {
 		p.keep = -p.keep
 	}
 	return nil
 }
 
-// longestPrompt is the greatest number of tokens of a truncated prompt, 0 if the engine's context is not known.
-func (m *Model) longestPrompt(in input) int64 {
-	n := int64(m.maxModelLen())
-	if n == 0 {
-		return 0
+// unknownLength is plan.keep if it is not known; no prompt is as long.
+const unknownLength = 1 << 30
+
+// truncateToContext plans the tail of a prompt that is longer than the context.
+func (m *Model) truncateToContext(in input, p *plan) {
+	if p.keep = m.maxModelLen(); p.keep == 0 {
+		p.keep, p.partial = unknownLength, "the context length, to which the prompt is truncated, is not known"
+	} else if wanted, asked := in.vllmMaxTokens(); asked && wanted != 0 && !in.origin.Pools() {
+		p.keep-- // leaves room for one token
 	}
-	if wanted, asked := in.vllmMaxTokens(); asked && wanted != 0 {
-		n-- // leaves room for one token
-	}
-	return n
 }
 
 // forwardedIDs returns the ids that an earlier router put into kv_transfer_params. vLLM uses them
