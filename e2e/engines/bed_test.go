@@ -65,12 +65,12 @@ envoy: {ingress: "%s", admin: "%s", response_body: STREAMED%s}
 explain: {header: true}
 index: {block_size: %d}
 models:
-- {name: %s, tokenizer: "%s", engine: %s, tool_parser: true, max_model_len: %d, check: {every: 1, retry: 1s}}
+- {name: %s, tokenizer: "%s", engine: %s, tool_parser: true, max_model_len: %d, check: {every: 1, retry: 1s}%s}
 workers:
   # SGLang's /health computes a token, which takes a tiny CPU seconds when it is busy.
   health: {every: 5s, timeout: 30s}
   static:
-%s%s`, dir, b.admin, b.ingress, envoyAdmin, inEnvoy, k.block, modelName, k.tokenizer(), k.name, contextOf, workers, more)
+%s%s`, dir, b.admin, b.ingress, envoyAdmin, inEnvoy, k.block, modelName, k.tokenizer(), k.name, contextOf, k.options, workers, more)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -47,10 +47,14 @@ type kind struct {
 	connector string
 	// model is the kind of tiny model of tiny_model.py, "" for qwen3.
 	model string
+	// further are arguments of the engine, with which it has one rank.
+	further []string
+	// options are those of the model in Kvlane's configuration.
+	options string
 }
 
 func (k *kind) ranks() int {
-	if k.connector != "" || k.model != "" {
+	if k.connector != "" || k.model != "" || k.further != nil {
 		return 1
 	}
 	return ranks
@@ -124,6 +128,9 @@ func launch(t *testing.T, k *kind) *engine {
 	}
 	if k.model != "" {
 		cmd.Args = append(cmd.Args, "--model", k.model)
+	}
+	if k.further != nil {
+		cmd.Args = append(append(cmd.Args, "--"), k.further...)
 	}
 	cmd.Stdout, cmd.Stderr = log, log
 	// A group of its own: the engine's many processes end with it.

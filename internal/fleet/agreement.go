@@ -193,10 +193,10 @@ func (m *Model) Differs(worker *Member) bool {
 }
 
 // TakesIDs reports whether the worker is given the ids of requests of an API: if the configuration says so, and it was found
-// to answer as without them where workers are asked.
+// to answer as without them. Where workers are not asked it is given those of chats and completions.
 func (m *Model) TakesIDs(worker *Member, api body.API) bool {
 	if !m.Config.HandIDs || worker == nil || m.Config.Check.Disabled {
-		return m.Config.HandIDs
+		return m.Config.HandIDs && (api == body.Chat || api == body.Completions)
 	}
 	c := m.agreement.all()[worker.Name]
 	return c != nil && c.checker.TakesIDs(api)

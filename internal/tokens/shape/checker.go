@@ -75,7 +75,8 @@ type Checker struct {
 	samples chan []byte   // API in the first byte, then the body
 	again   chan struct{} // a check is requested
 
-	takesChats, takesPrompts atomic.Bool
+	taken      atomic.Uint32 // 1 << API for each of which the engine takes ids
+	unanswered bool          // some API was not answered; only Check and Run use it
 
 	mu     sync.Mutex
 	failed [][]byte // bodies that differed or got no answer; all must agree before the model is trusted
@@ -140,7 +141,7 @@ func (c *Checker) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-retry.C:
-			if c.State() != Agrees && (c.options.Awake == nil || c.options.Awake()) {
+			if (c.State() != Agrees || c.unanswered) && (c.options.Awake == nil || c.options.Awake()) {
 				c.checkAtTurn(ctx)
 			}
 		case <-c.again:
@@ -196,8 +197,7 @@ func (c *Checker) Check(ctx context.Context) State {
 	c.failed = nil
 	c.mu.Unlock()
 	if c.options.HandIDs {
-		c.takesChats.Store(c.probe(ctx, body.Chat))
-		c.takesPrompts.Store(c.probe(ctx, body.Completions))
+		c.probe(ctx)
 	}
 	c.set(Agrees, nil)
 	return Agrees

@@ -3,6 +3,7 @@ package shape
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -12,9 +13,9 @@ import (
 )
 
 // ForwardIDs returns the edits that add a prompt's ids to its body, or put them in the place of its text, so that the engine
-// does not tokenize again: kv_transfer_params.prompt_token_ids of chats for vLLM, input_ids of chats for SGLang, and the
-// prompt of completions for both. There are none if the engine has no such field, if the ids are not the whole prompt, if
-// one is out of vocabulary (SGLang crashes on such ids), or if the answer would contain the prompt.
+// does not tokenize again: kv_transfer_params.prompt_token_ids of chats, messages and responses for vLLM, input_ids of chats
+// for SGLang, and the prompt of completions for both. There are none if the engine has no such field, if the ids are not the
+// whole prompt, if one is out of vocabulary (SGLang crashes on such ids), or if the answer would contain the prompt.
 func (m *Model) ForwardIDs(req *body.Request, engine Engine, res Result) []body.Edit {
 	field := engine.profile().idsField
 	if field == nil || res.Partial != "" || len(res.IDs) == 0 || m.checkIDs(res.IDs) != nil ||
@@ -23,6 +24,13 @@ func (m *Model) ForwardIDs(req *body.Request, engine Engine, res Result) []body.
 	}
 	switch req.API {
 	case body.Chat:
+		if given(req.Get("return_prompt_text")) { // vLLM returns the text that it rendered
+			return nil
+		}
+	case body.Messages, body.Responses:
+		if engine != VLLM {
+			return nil
+		}
 	case body.Completions:
 		if req.Form != body.FormText || beams(req) || req.Has(body.FieldTruncatePromptTokens) || req.Has(body.FieldPromptEmbeds) || given(req.Get("suffix")) {
 			return nil
@@ -34,51 +42,63 @@ func (m *Model) ForwardIDs(req *body.Request, engine Engine, res Result) []body.
 	return []body.Edit{body.Set(AppendIDs(make([]byte, 0, 7*len(res.IDs)+2), res.IDs), field...)}
 }
 
-// probeQuestion is a request of which an engine computes one token.
-const probeQuestion = `,"max_tokens":1,"temperature":0}`
+// probes are requests of which an engine computes one token: an API, its path, and the member of the answer that does not
+// change with ids.
+var probes = [...]struct {
+	api          body.API
+	path, answer string
+	question     string
+}{
+	{body.Chat, "/v1/chat/completions", "choices", `"max_tokens":1,"messages":` + chatQuestions[0]},
+	{body.Completions, "/v1/completions", "choices", `"max_tokens":1,"prompt":` + plainQuestions[0]},
+	{body.Messages, "/v1/messages", "stop_reason", `"max_tokens":1,"messages":` + chatQuestions[0]}, // the contents of these two
+	{body.Responses, "/v1/responses", "status", `"max_output_tokens":1,"input":"Be brief."`},        // may have random ids
+}
 
-// probe reports whether the engine takes ids of an API: its answer with them equals that without them, and one id more is
-// one token more.
-func (c *Checker) probe(ctx context.Context, api body.API) bool {
-	question := plainQuestions[0]
-	path, field := "/v1/completions", "prompt"
-	if api == body.Chat {
-		path, field, question = "/v1/chat/completions", "messages", chatQuestions[0]
-	}
-	raw := fmt.Appendf(nil, `{"model":%s,%q:%s`+probeQuestion, strconv.Quote(c.options.ModelName), field, question)
-	req, err := body.Parse(api, raw)
-	if err != nil {
-		return false
-	}
-	ours, err := c.ours(ctx, req)
-	if err != nil {
-		return false
-	}
-	ids := slices.Clip(ours.IDs)
-	ask := func(ids []uint32) (choices []byte, n int64) {
-		sent := raw
-		if ids != nil {
-			if sent, err = body.Apply(nil, raw, c.model.ForwardIDs(req, c.oracle.Engine, Result{IDs: ids})...); err != nil {
-				return nil, 0
-			}
-		}
-		answer, err := post(ctx, c.oracle.Client, c.oracle.Timeout, strings.TrimRight(c.oracle.URL, "/")+path, sent)
+// probe finds out of which APIs the engine takes ids: its answer with them equals that without them, and one id more is one
+// token more. An API without an answer is asked again.
+func (c *Checker) probe(ctx context.Context) {
+	taken := uint32(0)
+	c.unanswered = false
+	for _, p := range probes {
+		raw := fmt.Appendf(nil, `{"model":%s,"temperature":0,%s}`, strconv.Quote(c.options.ModelName), p.question)
+		req, err := body.Parse(p.api, raw)
 		if err != nil {
-			return nil, 0
+			continue
 		}
-		n, _ = laxInt(body.Member(body.Member(answer, "usage"), "prompt_tokens"))
-		return body.Member(answer, "choices"), n
+		ours, err := c.ours(ctx, req)
+		if err != nil || c.model.ForwardIDs(req, c.oracle.Engine, ours) == nil {
+			continue
+		}
+		ids := slices.Clip(ours.IDs)
+		var answers [3][]byte
+		var counts [3]int64
+		for i, ids := range [...][]uint32{nil, ids, append(ids, ids[len(ids)-1:]...)} {
+			sent, err := body.Apply(nil, raw, c.model.ForwardIDs(req, c.oracle.Engine, Result{IDs: ids})...)
+			if err != nil {
+				break
+			}
+			answer, err := post(ctx, c.oracle.Client, c.oracle.Timeout, strings.TrimRight(c.oracle.URL, "/")+p.path, sent)
+			if err != nil {
+				_, refused := errors.AsType[*Refusal](err)
+				c.unanswered = c.unanswered || !refused && !errors.Is(err, errNoEndpoint)
+				break
+			}
+			scan := body.NewUsageScanner(false)
+			_, _ = scan.Write(answer)
+			usage, _ := scan.Usage()
+			answers[i], counts[i] = body.Member(answer, p.answer), usage.Prompt
+		}
+		n := int64(len(ids))
+		if len(answers[0]) > 0 && bytes.Equal(answers[1], answers[0]) && counts == [3]int64{n, n, n + 1} {
+			taken |= 1 << p.api
+		}
 	}
-	want, n := ask(nil)
-	got, same := ask(ids)
-	_, more := ask(append(ids, ids[len(ids)-1:]...))
-	return len(want) > 0 && bytes.Equal(got, want) && n == int64(len(ids)) && same == n && more == n+1
+	c.taken.Store(taken)
 }
 
 // TakesIDs reports whether the engine was found to take the ids of an API.
-func (c *Checker) TakesIDs(api body.API) bool {
-	return api == body.Chat && c.takesChats.Load() || api == body.Completions && c.takesPrompts.Load()
-}
+func (c *Checker) TakesIDs(api body.API) bool { return c.taken.Load()&(1<<api) != 0 }
 
 // AppendIDs appends ids as a JSON array.
 func AppendIDs(dst []byte, ids []uint32) []byte {

@@ -1,6 +1,7 @@
 package shape
 
 import (
+	"cmp"
 	"compress/gzip"
 	"encoding/json"
 	"errors"
@@ -466,6 +467,33 @@ func TestGivenAndForwardedIDs(t *testing.T) {
 	}
 }
 
+// The ids of messages and responses go to vLLM where those of chats go, unless the answer contains the prompt's text.
+func TestIDsOfConvertedRequestsAreForwarded(t *testing.T) {
+	m := load(t, "qwen3", Options{})
+	for _, c := range []struct {
+		api       body.API
+		engine    Engine
+		raw, want string
+	}{
+		{body.Messages, VLLM, `{"max_tokens":1}`, `{"max_tokens":1,"kv_transfer_params":{"prompt_token_ids":[87,379]}}`},
+		{body.Responses, VLLM, `{"kv_transfer_params":null}`, `{"kv_transfer_params":{"prompt_token_ids":[87,379]}}`},
+		{body.Messages, SGLang, `{"max_tokens":1}`, ""},
+		{body.Responses, SGLang, `{"input":"x"}`, ""},
+		{body.Chat, VLLM, `{"return_prompt_text":true}`, ""},
+		{body.Chat, VLLM, `{"return_prompt_text":null}`, `{"return_prompt_text":null,"kv_transfer_params":{"prompt_token_ids":[87,379]}}`},
+		{body.CountTokens, VLLM, `{"x":1}`, ""},
+	} {
+		req, err := body.Parse(c.api, []byte(c.raw))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := body.Apply(nil, req.Body, m.ForwardIDs(req, c.engine, Result{IDs: []uint32{87, 379}})...)
+		if want := cmp.Or(c.want, c.raw); err != nil || string(got) != want {
+			t.Errorf("%v, %v: got %s, %v, want %s", c.api, c.engine, got, err, want)
+		}
+	}
+}
+
 // Ids take the place of a completion's text, unless the answer or the prompt would be another one.
 func TestIDsOfCompletionsAreForwarded(t *testing.T) {
 	m := load(t, "qwen3", Options{})
@@ -494,13 +522,22 @@ func TestIDsOfCompletionsAreForwarded(t *testing.T) {
 	}
 }
 
-// An engine is given ids only if its answers with them are those without them, and it counts them.
+// An engine is given ids only if its answers with them are those without them, and it counts them; of each API by itself.
 func TestOnlyEnginesThatTakeIDsAreGivenThem(t *testing.T) {
 	m := load(t, "qwen3", Options{})
-	for name, want := range map[string]bool{"takes": true, "ignores": false, "answers otherwise": false, "refuses": false} {
+	all := []body.API{body.Chat, body.Completions, body.Messages, body.Responses}
+	for name, want := range map[string][]body.API{
+		"takes": all, "ignores": nil, "answers otherwise": nil, "refuses": nil, "ignores those of responses": all[:3], "fails at first": all,
+	} {
+		failed := false
 		engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			raw, _ := io.ReadAll(r.Body)
-			api := map[string]body.API{"/v1/chat/completions": body.Chat, "/v1/completions": body.Completions, "/tokenize": body.Tokenize}[r.URL.Path]
+			api := body.Tokenize
+			for _, p := range probes {
+				if p.path == r.URL.Path {
+					api = p.api
+				}
+			}
 			req, err := body.Parse(api, raw)
 			if err != nil {
 				t.Error(err)
@@ -510,30 +547,39 @@ func TestOnlyEnginesThatTakeIDsAreGivenThem(t *testing.T) {
 			res, err := m.Prompt(req, VLLM)
 			text := "a"
 			switch {
+			case name == "fails at first" && api == body.Messages && !failed:
+				failed = true
+				w.WriteHeader(http.StatusInternalServerError)
 			case err != nil || name == "refuses" && given:
 				w.WriteHeader(http.StatusBadRequest)
 			case api == body.Tokenize:
 				fmt.Fprintf(w, `{"tokens":%s}`, AppendIDs(nil, res.IDs))
 				return
-			case name == "ignores" && given:
+			case given && (name == "ignores" || name == "ignores those of responses" && api == body.Responses):
 				res.IDs = res.IDs[:1]
 			case name == "answers otherwise" && given:
 				text = "b"
 			}
-			fmt.Fprintf(w, `{"id":%d,"choices":[{"text":%q}],"usage":{"prompt_tokens":%d}}`, time.Now().UnixNano(), text, len(res.IDs))
+			usage := fmt.Sprintf(`"prompt_tokens":%d`, len(res.IDs))
+			if api == body.Messages || api == body.Responses {
+				usage = fmt.Sprintf(`"input_tokens":%d`, len(res.IDs))
+			}
+			fmt.Fprintf(w, `{"id":%d,"choices":[{"text":%q}],"status":%[2]q,"stop_reason":%[2]q,"usage":{%s}}`, time.Now().UnixNano(), text, usage)
 		}))
 		for _, asked := range []bool{true, false} {
 			c := NewChecker(m, &Oracle{Engine: VLLM, URL: engine.URL}, CheckerOptions{ModelName: "m", HandIDs: asked})
 			if state := c.Check(t.Context()); state != Agrees {
 				t.Errorf("%s: got state %v, want agrees", name, state)
 			}
-			for _, api := range []body.API{body.Chat, body.Completions} {
-				if got := c.TakesIDs(api); got != (want && asked) {
-					t.Errorf("%s, %v, asked %v: got %v, want %v", name, api, asked, got, want && asked)
-				}
+			if want := name == "fails at first" && asked; c.unanswered != want {
+				t.Errorf("%s, asked %v: an API without an answer: %v, want %v", name, asked, c.unanswered, want)
+			} else if want {
+				c.Check(t.Context())
 			}
-			if c.TakesIDs(body.Responses) {
-				t.Errorf("%s: takes ids of responses, want none", name)
+			for _, api := range append(slices.Clip(all), body.Generate) {
+				if got := c.TakesIDs(api); got != (asked && slices.Contains(want, api)) {
+					t.Errorf("%s, %v, asked %v: got %v", name, api, asked, got)
+				}
 			}
 		}
 		engine.Close()

@@ -1,0 +1,228 @@
+package engines
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// TestHandedIDs compares the answers to requests with ids in the place of the text with the engine's own answers to the same
+// requests without them: all bytes but random identifiers and times are equal.
+func TestHandedIDs(t *testing.T) {
+	k := *vllm
+	k.blocks, k.further, k.options = 256, []string{"--reasoning-parser", "qwen3"}, ", hand_ids: true"
+	e := startEngine(t, &k)
+	var sent atomic.Pointer[[]byte] // the last body that came to the engine
+	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: e.address})
+	proxy.ErrorLog = log.New(io.Discard, "", 0)
+	between := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		body, _ := io.ReadAll(req.Body)
+		if req.Header.Get("X-Request-Id") != "" && req.Method == http.MethodPost { // not Kvlane's own questions
+			sent.Store(&body)
+		}
+		req.Body = io.NopCloser(bytes.NewReader(body))
+		proxy.ServeHTTP(w, req)
+	}))
+	t.Cleanup(between.Close)
+	b := newFront(t, e, strings.Replace(e.yaml(), e.address, between.Listener.Addr().String(), 1), "", "")
+	handed := func(body []byte) bool {
+		return bytes.Contains(body, []byte(`"prompt_token_ids":[`)) || bytes.Contains(body, []byte(`"prompt":[`))
+	}
+	b.until("the engine was asked whether it takes ids", func() bool {
+		b.both("/v1/messages", m{"model": modelName, "max_tokens": 1, "messages": []m{user("Hi")}})
+		taken := handed(*sent.Load())
+		b.both("/v1/responses", m{"model": modelName, "input": "Hi", "max_output_tokens": 1})
+		return taken && handed(*sent.Load())
+	})
+	for _, api := range []string{"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"} {
+		equal, refused, taken := 0, 0, 0
+		for n := range 100 {
+			body, must := handedRequest(api, n)
+			own, through, status := b.both(api, body)
+			switch took := handed(*sent.Load()); {
+			case !bytes.Equal(own, through):
+				t.Errorf("%s %s\ngot  %s\nwant %s", api, encode(body), through, own)
+			case status != http.StatusOK:
+				refused++
+			case must != took:
+				t.Errorf("%s %s: ids handed on: %v, want %v", api, encode(body), took, must)
+			default:
+				equal++
+				if took {
+					taken++
+				}
+			}
+		}
+		t.Logf("%s: %d equal answers, %d of them with ids, %d refusals", api, equal, taken, refused)
+		if taken < 60 {
+			t.Errorf("%s: %d requests with ids, want 60 at least", api, taken)
+		}
+	}
+}
+
+// random parts of answers.
+var randomParts = regexp.MustCompile(`"(?:id|item_id|call_id|signature|response_id)": ?"[^"]*"|"(?:created|created_at|completed_at)": ?[0-9.]+`)
+
+// both sends a request to the engine and through Envoy, each with empty caches, and returns the answers without their random
+// parts and the status of the latter.
+func (b *bed) both(path string, body m) (own, through []byte, status int) {
+	b.t.Helper()
+	var answers [2][]byte
+	for i, host := range []string{b.address, b.ingress} {
+		b.clear()
+		resp, err := b.client.Post("http://"+host+path, "application/json", bytes.NewReader(encode(body)))
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		answer, err := io.ReadAll(resp.Body)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		status = resp.StatusCode
+		if bytes.HasPrefix(answer, []byte("data: ")) || bytes.HasPrefix(answer, []byte("event: ")) {
+			answer = joined(answer)
+		}
+		answers[i] = fmt.Appendf(randomParts.ReplaceAll(answer, nil), " status %d", status)
+	}
+	return answers[0], answers[1], status
+}
+
+// joined are the events of a stream with their texts joined: how many tokens an event has depends on timing.
+func joined(stream []byte) []byte {
+	said := map[string]string{}
+	var walk func(key string, v any)
+	walk = func(key string, v any) {
+		switch v := v.(type) {
+		case map[string]any:
+			for k, inner := range v {
+				walk(k, inner)
+			}
+		case []any:
+			for _, inner := range v {
+				walk(key, inner)
+			}
+		case string, json.Number:
+			if slices.Contains(saidIn, key) {
+				said[key] += fmt.Sprint(v)
+			}
+		}
+	}
+	for line := range bytes.Lines(stream) {
+		if data, ok := bytes.CutPrefix(line, []byte("data: {")); ok {
+			var event map[string]any
+			d := json.NewDecoder(bytes.NewReader(append([]byte("{"), data...)))
+			d.UseNumber()
+			if err := d.Decode(&event); err != nil {
+				return append([]byte("not JSON: "), line...)
+			}
+			walk("", event)
+		}
+	}
+	return encode(said)
+}
+
+// saidIn are the members of events that say what the model did.
+var saidIn = []string{"content", "reasoning", "text", "thinking", "partial_json", "arguments", "name", "delta", "token", "logprob", "finish_reason", "stop_reason",
+	"prompt_tokens", "input_tokens", "output_tokens", "completion_tokens", "prompt_token_ids", "message"}
+
+// handedRequest makes a request, and whether its ids are handed on if the engine accepts it.
+func handedRequest(api string, seed int) (body m, handed bool) {
+	r := random(5000 + seed)
+	one := func(n int) bool { return r.IntN(n) == 0 }
+	if api == "/v1/completions" {
+		body = completion(oddText(seed)+oddText(seed+1000), "max_tokens", 6)
+		switch r.IntN(12) {
+		case 0:
+			body["echo"] = true
+		case 1:
+			body["prompt_logprobs"] = 1
+		case 2:
+			body["truncate_prompt_tokens"] = 2
+		case 3:
+			body["logprobs"] = 2
+			return body, true
+		case 4:
+			body["return_token_ids"] = true
+			return body, true
+		default:
+			body["stream"] = one(3)
+			return body, true
+		}
+		return body, false
+	}
+	body = oddRequest(7000 + seed)
+	body["temperature"], body["stream"] = 0, one(3)
+	switch api {
+	case "/v1/messages":
+		body = m{"model": modelName, "max_tokens": 8, "temperature": 0, "stream": body["stream"], "messages": body["messages"], "chat_template_kwargs": body["chat_template_kwargs"]}
+		var turns []m
+		for n := range 1 + 2*r.IntN(3) {
+			turns = append(turns, m{"role": []string{"user", "assistant"}[n%2], "content": oddText(seed + 100*n)})
+		}
+		body["messages"] = turns
+		if one(2) {
+			body["system"] = oddText(seed + 50)
+		}
+		if one(2) {
+			body["tools"] = []m{{"name": "f", "description": oddText(seed + 60), "input_schema": m{"type": "object", "properties": m{"a": m{"type": "string"}}}}}
+		}
+		return body, true
+	case "/v1/responses":
+		var items []m
+		for n := range 1 + 2*r.IntN(3) {
+			items = append(items, m{"role": []string{"user", "assistant"}[n%2], "content": oddText(seed + 100*n)})
+		}
+		body = m{"model": modelName, "max_output_tokens": 8, "temperature": 0, "stream": body["stream"], "input": items}
+		if one(2) {
+			body["instructions"] = oddText(seed + 50)
+		}
+		if one(2) {
+			body["tools"] = []m{{"type": "function", "name": "f", "description": oddText(seed + 60), "parameters": m{"type": "object", "properties": m{"a": m{"type": "string"}}}}}
+		}
+		if one(4) {
+			body["truncation"] = "auto"
+		}
+		return body, true
+	}
+	body["max_tokens"] = 8
+	switch r.IntN(14) {
+	case 0:
+		body["echo"] = true
+		return body, false
+	case 1:
+		body["prompt_logprobs"] = 1
+		return body, false
+	case 2:
+		body["return_prompt_text"] = true
+		return body, false
+	case 3:
+		body["truncate_prompt_tokens"] = 5
+	case 4:
+		body["logprobs"], body["top_logprobs"] = true, 2
+	case 5:
+		body["return_token_ids"] = true
+	case 6:
+		body["response_format"] = m{"type": "json_object"}
+	case 7, 8:
+		if body["tools"] != nil {
+			body["tool_choice"], body["max_tokens"] = "required", 40
+		}
+	case 9, 10:
+		if body["tools"] != nil {
+			body["tool_choice"], body["max_tokens"] = m{"type": "function", "function": m{"name": "tool_0"}}, 40
+		}
+	}
+	return body, true
+}
