@@ -291,8 +291,8 @@ func readLate(msg *jinja.Dict, parts []jinja.Value, known, own bool) bool {
 		switch {
 		case !bare && !isDict:
 			return true
-		case validatedFields(d):
-			more++
+		default:
+			more += validatedFields(d)
 		}
 	}
 	return more <= 0
@@ -305,7 +305,7 @@ var knownParts = map[string][]string{roleUser: {"text", "image_url", "input_audi
 // knownPart reports whether OpenAI's model of a role's message accepts a part.
 func knownPart(part *jinja.Dict, role string) bool {
 	kind := textAt(part, "type")
-	return slices.Contains(knownParts[role], kind) && validatedFields(part) && (kind != "text" && kind != "refusal" || !member(part, kind).IsNone())
+	return slices.Contains(knownParts[role], kind) && validatedFields(part) > 0 && (kind != "text" && kind != "refusal" || !member(part, kind).IsNone())
 }
 
 // validatedContent sets the members flat, texts and refused.
@@ -389,34 +389,38 @@ func validatedParts(parts []jinja.Value) (flat jinja.Value, texts []jinja.Value,
 var ownParts = map[string]string{"text": "text", "refusal": "refusal", "thinking": "thinking", "tool_reference": "", "prompt_embeds": "data",
 	"image_embeds": "", "audio_embeds": "", "video_embeds": ""}
 
-// validatedFields reports whether vLLM's own models of parts recognize a member of a part.
-func validatedFields(part *jinja.Dict) bool {
+// validatedFields returns how many members of a part vLLM's own models of parts recognize: the type and what it names, and
+// the first of an inner object, or one member of a part without a known type.
+func validatedFields(part *jinja.Dict) int {
 	kind := textAt(part, "type")
 	if key, ok := ownParts[kind]; ok {
 		if _, has, _ := textOf(part, key); has || key == "" {
-			return true
+			return 2
 		}
 	}
 	switch inner := dictAt(part, kind); kind {
 	case "image_url", "audio_url", "video_url":
 		if _, has, _ := textOf(inner, "url"); has {
-			return true
+			return 3
 		}
 	case "input_audio":
 		if _, has, _ := textOf(inner, "data"); has {
-			return true
+			return 3
 		}
 	case "file":
-		return inner != nil
+		if inner != nil {
+			return 3
+		}
+		return 0
 	}
 	for _, key := range [...]string{"uuid", "image_url", "audio_url", "video_url"} {
 		if _, has := part.Get(key); has {
 			if _, _, ok := textOf(part, key); ok {
-				return true
+				return 1
 			}
 		}
 	}
-	return false
+	return 0
 }
 
 // validatedCalls returns the tool calls of a message as objects {id, name, arguments}. A call of a

@@ -329,7 +329,7 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 				wrapped = append(wrapped, parts[i])
 				continue
 			}
-			text, media, err := s.part(parts[i])
+			text, media, err := s.part(parts[i], s.references && !slices.Contains(vllmRoles, role))
 			if err != nil {
 				return v, err
 			}
@@ -389,8 +389,8 @@ func hasNoText(v jinja.Value) bool {
 	return ok && member(part, key).IsNone()
 }
 
-// part returns the text of a part, or reports that it is media.
-func (s *vllmShape) part(v jinja.Value) (text string, media bool, err error) {
+// part returns the text of a part, or reports that it is media. unread: an encoder does not read the text, which need not be one.
+func (s *vllmShape) part(v jinja.Value, unread bool) (text string, media bool, err error) {
 	part, ok := v.AsDict()
 	if !ok {
 		return "", false, refuse("messages.content: input should be a valid dictionary")
@@ -406,7 +406,7 @@ func (s *vllmShape) part(v jinja.Value) (text string, media bool, err error) {
 	}
 	if key, ok := vllmTextParts[kind]; ok {
 		text, has, _ := textOf(part, key)
-		if !has {
+		if !has && !unread {
 			return "", false, refuse("messages.content.%s: input should be a valid string", key)
 		}
 		return text, false, nil
