@@ -131,6 +131,7 @@ type bed struct {
 	wrap       []string        // a command that runs Kvlane's
 	cgroup     string          // the folder of Kvlane's memory cgroup, if it has one
 	stderr     string          // where Kvlane logs; default kvlane.log
+	older      bool            // Kvlane is of another version than docs/reference/metrics.md
 
 	mu    sync.Mutex
 	sent  map[string]bool // hashes of the bodies that clients sent

@@ -32,7 +32,7 @@ var documented = sync.OnceValues(func() (map[string][]string, error) {
 func (b *bed) described(line string) {
 	b.t.Helper()
 	comment := strings.TrimPrefix(line, "# HELP ")
-	if !strings.HasPrefix(comment, "kvlane_") {
+	if !strings.HasPrefix(comment, "kvlane_") || b.older {
 		return
 	}
 	rows, err := documented()
