@@ -2,6 +2,7 @@ package disagg
 
 import (
 	"bytes"
+	"slices"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
@@ -19,7 +20,11 @@ func (p *Protocol) clean(r *body.Request) []body.Edit {
 	if r.Span(body.FieldKVTransferParams).Present() {
 		edits = append(edits, cleanParams(r.Raw(body.FieldKVTransferParams))...)
 	}
-	for _, f := range peerFields {
+	fields := peerFields
+	if r.API == body.Unknown { // elsewhere ranks are replaced
+		fields = append(fields, body.FieldRoutedDPRank, body.FieldDataParallelRank)
+	}
+	for _, f := range fields {
 		if r.Span(f).Present() {
 			edits = append(edits, remove(f.String()))
 		}
@@ -32,23 +37,12 @@ func (p *Protocol) clean(r *body.Request) []body.Edit {
 			edits = append(edits, remove("vllm_xargs", name))
 		}
 	}
-	if r.API == body.Unknown {
-		edits = append(edits, cleanUnknown(r)...)
+	if r.API != body.Unknown {
+		return edits
 	}
-	return edits
-}
-
-// cleanUnknown serves APIs whose ranks are not replaced elsewhere, and SGLang's
-// /vertex_generate, which takes the fields of /generate in "parameters".
-func cleanUnknown(r *body.Request) (edits []body.Edit) {
-	ranks := []body.Field{body.FieldRoutedDPRank, body.FieldDataParallelRank}
-	for _, f := range ranks {
-		if r.Span(f).Present() {
-			edits = append(edits, remove(f.String()))
-		}
-	}
+	// SGLang's /vertex_generate takes the fields of /generate in "parameters".
 	parameters := body.Member(bytes.TrimLeft(r.Body, " \t\r\n"), "parameters")
-	for _, f := range append(ranks, peerFields[:]...) {
+	for _, f := range fields {
 		if body.Member(parameters, f.String()) != nil {
 			edits = append(edits, remove("parameters", f.String()))
 		}
@@ -58,10 +52,10 @@ func cleanUnknown(r *body.Request) (edits []body.Edit) {
 
 // peerFields tell an engine, in addition to kv_transfer_params, where its peer is. All but the
 // first two are SGLang's.
-var peerFields = [...]body.Field{
+var peerFields = slices.Clip([]body.Field{
 	body.FieldECTransferParams, body.FieldDisaggregatedParams, body.FieldBootstrapHost, body.FieldBootstrapPort, body.FieldBootstrapRoom,
 	body.FieldDisaggPrefillDPRank, body.FieldBootstrapPairKey, body.FieldDecodeTPSize, body.FieldHTTPWorkerIPC,
-}
+})
 
 // cleanParams keeps prompt_token_ids, which replace a prompt and carry no address.
 func cleanParams(own []byte) []body.Edit {

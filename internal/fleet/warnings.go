@@ -121,12 +121,7 @@ func (f *Fleet) askModels(name string) {
 		f.catalog.mu.Lock()
 		f.learnContexts()
 		f.catalog.mu.Unlock()
-		var missing []string
-		for _, name := range m.Models {
-			if !slices.Contains(names, name) {
-				missing = append(missing, name)
-			}
-		}
+		missing := slices.DeleteFunc(slices.Clone(m.Models), func(name string) bool { return slices.Contains(names, name) })
 		if err != nil || len(missing) == 0 {
 			f.doubt(m, "other_models", "")
 			continue

@@ -95,12 +95,7 @@ func (t *Template) Render(dst []byte, ctx *Dict, env Env) (out []byte, err error
 // UndeclaredVariables returns the sorted names that the template looks up in
 // its context, as jinja2.meta.find_undeclared_variables does.
 func (t *Template) UndeclaredVariables() []string {
-	var out []string
-	for _, name := range t.names {
-		if !pythonGlobals[name] {
-			out = append(out, name)
-		}
-	}
+	out := slices.DeleteFunc(slices.Clone(t.names), func(name string) bool { return pythonGlobals[name] })
 	slices.Sort(out)
 	return out
 }
