@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 81880
+	totalLimit = 81890
 	totalGoal  = 62000
 )
 
@@ -33,8 +33,8 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 20890, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28550, 22000, []string{"internal/tokens"}},
+	{"heart", 20880, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"tokens", 28570, 22000, []string{"internal/tokens"}},
 	{"fleet", 4450, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},
 	{"decide", 3120, 1700, []string{"internal/decide"}},
