@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"syscall"
@@ -64,5 +65,50 @@ func TestAStoredResponseIsContinuedByTheEngineThatHasIt(t *testing.T) {
 	}
 	if len(used) < 2 {
 		t.Errorf("got answers of %v, want several engines", used)
+	}
+}
+
+// noBody is a body that ends before its first byte; http.NoBody would be sent without trailers.
+type noBody struct{}
+
+func (noBody) Read([]byte) (int, error) { return 0, io.EOF }
+
+// A request of trailers without a body is decided: whatever its form, no tenant reads another's stored answer.
+func TestTrailersDoNotEscapeTheDecision(t *testing.T) {
+	for _, mode := range []string{"BUFFERED", "FULL_DUPLEX_STREAMED"} {
+		t.Run(mode, func(t *testing.T) {
+			b := newBed(t, shape{engines: 1, ranks: 1, otherwise: true, envoy: ", request_body: " + mode, config: "tenants: {salt_header: x-user, trust_ingress: true}\n"})
+			r := b.post("/v1/responses", []byte(`{"model":"demo","max_output_tokens":4,"input":"a secret"}`), "x-user", "alice")
+			_, id, _ := strings.Cut(string(r.body), `"id":"`)
+			id, _, _ = strings.Cut(id, `"`)
+			if r.status != http.StatusOK || id == "" {
+				t.Fatalf("got status %d %s, want an answer with an id", r.status, r.body)
+			}
+			transport := &http.Transport{Protocols: new(http.Protocols)}
+			transport.Protocols.SetUnencryptedHTTP2(true)
+			defer transport.CloseIdleConnections()
+			for user, want := range map[string]int{"alice": http.StatusOK, "mallory": http.StatusNotFound} {
+				for _, trailer := range []http.Header{nil, {"X-Sum": {"1"}}} {
+					req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+b.ingress+"/v1/responses/"+id, noBody{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					req.Header.Set("X-User", user)
+					req.Trailer = trailer
+					resp, err := transport.RoundTrip(req)
+					if err != nil {
+						t.Fatal(err)
+					}
+					text, err := io.ReadAll(resp.Body)
+					_ = resp.Body.Close()
+					if err != nil || resp.StatusCode != want {
+						t.Errorf("%s, trailers %v: got status %d %s %v, want %d", user, trailer, resp.StatusCode, text, err, want)
+					}
+				}
+			}
+			if n := b.metric("kvlane_extproc_failures_total", `kind="abandoned"`); n != 0 {
+				t.Errorf("got %v requests that were not decided, want 0", n)
+			}
+		})
 	}
 }

@@ -166,35 +166,30 @@ func Bootstrap(o Options) ([]byte, error) {
 // values are the template's variables, as YAML text.
 func (o *Options) values() (vars, error) {
 	duplex := o.RequestBody == BodyFullDuplex
-	trailers := "SKIP"
-	if duplex {
-		trailers = "SEND" // Envoy refuses the mode otherwise
-	}
 	var removals []string
 	for _, h := range append(StripHeaders(), o.Strip...) {
 		removals = append(removals, "{remove: "+h+"}")
 	}
 	v := vars{
-		"NodeID":          o.NodeID,
-		"MaxBody":         strconv.FormatInt(o.MaxBody, 10),
-		"MessageTimeout":  seconds(o.MessageTimeout),
-		"StallTimeout":    seconds(min(o.StallTimeout, o.MessageTimeout)),
-		"RequestTimeout":  seconds(o.RequestTimeout),
-		"MaxHeap":         strconv.FormatInt(o.MaxHeap, 10),
-		"UpstreamIdle":    seconds(o.UpstreamIdle),
-		"ConnectionAge":   "",
-		"FirstToken":      o.FirstToken,
-		"AccessLog":       o.AccessLog,
-		"CertFile":        o.CertFile,
-		"KeyFile":         o.KeyFile,
-		"CAFile":          o.CAFile,
-		"ServerName":      o.ServerName,
-		"RequestBody":     o.RequestBody,
-		"RequestTrailers": trailers,
-		"ResponseBody":    o.ResponseBody,
-		"ModeOverride":    o.ModeOverride,
-		"Paths":           pathPattern(o.Paths),
-		"StripHeaders":    strings.Join(removals, ", "),
+		"NodeID":         o.NodeID,
+		"MaxBody":        strconv.FormatInt(o.MaxBody, 10),
+		"MessageTimeout": seconds(o.MessageTimeout),
+		"StallTimeout":   seconds(min(o.StallTimeout, o.MessageTimeout)),
+		"RequestTimeout": seconds(o.RequestTimeout),
+		"MaxHeap":        strconv.FormatInt(o.MaxHeap, 10),
+		"UpstreamIdle":   seconds(o.UpstreamIdle),
+		"ConnectionAge":  "",
+		"FirstToken":     o.FirstToken,
+		"AccessLog":      o.AccessLog,
+		"CertFile":       o.CertFile,
+		"KeyFile":        o.KeyFile,
+		"CAFile":         o.CAFile,
+		"ServerName":     o.ServerName,
+		"RequestBody":    o.RequestBody,
+		"ResponseBody":   o.ResponseBody,
+		"ModeOverride":   o.ModeOverride,
+		"Paths":          pathPattern(o.Paths),
+		"StripHeaders":   strings.Join(removals, ", "),
 		// With a retry policy behind a full-duplex filter Envoy 1.40 sends a body that ends
 		// with trailers twice.
 		"Retries":      !duplex,

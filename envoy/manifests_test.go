@@ -41,8 +41,9 @@ func documents(t *testing.T, file string) []json.RawMessage {
 }
 
 // A Kvlane that hangs is left by new requests before the pings end its connections: a request that its end fails would
-// otherwise be repeated on a new connection to the same process. Both happen within the stall timeout.
-func TestHealthChecksFailBeforePings(t *testing.T) {
+// otherwise be repeated on a new connection to the same process. Both happen within the stall timeout. Kvlane decides requests
+// that consist of trailers, too.
+func TestWhatEveryEnvoyOfOursSets(t *testing.T) {
 	checks := regexp.MustCompile(`health_checks: \[\{timeout: ([\d.]+)s, interval: ([\d.]+)s, no_traffic_interval: ([\d.]+)s, unhealthy_threshold: 2,`)
 	pings := regexp.MustCompile(`connection_keepalive: \{interval: ([\d.]+)s, timeout: ([\d.]+)s\}`)
 	number := func(text string) float64 {
@@ -57,6 +58,9 @@ func TestHealthChecksFailBeforePings(t *testing.T) {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if strings.Contains(string(text), "request_body_mode: BUFFERED, request_trailer_mode: SKIP") {
+			t.Errorf("%s: got bodies without trailers, want both: a request of trailers alone would pass undecided", file)
 		}
 		check, ping := checks.FindStringSubmatch(string(text)), pings.FindStringSubmatch(string(text))
 		if check == nil || ping == nil {

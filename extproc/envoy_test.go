@@ -32,7 +32,7 @@ type shape struct {
 }
 
 var shapes = []shape{
-	{name: "standalone", request: "BUFFERED", response: "NONE", reqTrailer: "SKIP", respEnd: "SEND"},
+	{name: "standalone", request: "BUFFERED", response: "NONE", reqTrailer: "SEND", respEnd: "SEND"},
 	{name: "none", request: "NONE", response: "NONE", reqTrailer: "SKIP", respEnd: "SEND"},
 	{name: "partial", request: "BUFFERED_PARTIAL", response: "STREAMED", reqTrailer: "SKIP", respEnd: "SKIP"},
 	{name: "streamed", request: "STREAMED", response: "STREAMED", reqTrailer: "SEND", respEnd: "SEND"},

@@ -165,7 +165,7 @@ static_resources:
 {{- if .ModeOverride}}
               allow_mode_override: true           # Kvlane asks for the answers whose usage it changes, and for no others
 {{- end}}
-              processing_mode: {request_header_mode: SEND, request_body_mode: {{.RequestBody}}, request_trailer_mode: {{.RequestTrailers}},
+              processing_mode: {request_header_mode: SEND, request_body_mode: {{.RequestBody}}, request_trailer_mode: SEND,
                 response_header_mode: SEND, response_body_mode: {{.ResponseBody}}, response_trailer_mode: SEND}   # trailers SEND: the stream lives until the answer's end
               request_attributes: [request.id]
               response_attributes: [upstream.address]

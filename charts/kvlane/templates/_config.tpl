@@ -179,7 +179,6 @@
   "FirstToken" $p.firstToken
   "AccessLog" (include "kvlane.accessLog" .)
   "RequestBody" $p.requestBody
-  "RequestTrailers" (ternary "SEND" "SKIP" $duplex)
   "ResponseBody" $p.responseBody
   "ModeOverride" (eq (dig "disagg" "usage" "" .Values.config) "prefill")
   "Retries" (not $duplex)
