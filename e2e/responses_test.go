@@ -68,10 +68,10 @@ func TestAStoredResponseIsContinuedByTheEngineThatHasIt(t *testing.T) {
 	}
 }
 
-// noBody is a body that ends before its first byte; http.NoBody would be sent without trailers.
-type noBody struct{}
+// emptyBody is a body that ends before its first byte; http.NoBody would be sent without trailers.
+type emptyBody struct{}
 
-func (noBody) Read([]byte) (int, error) { return 0, io.EOF }
+func (emptyBody) Read([]byte) (int, error) { return 0, io.EOF }
 
 // A request of trailers without a body is decided: whatever its form, no tenant reads another's stored answer.
 func TestTrailersDoNotEscapeTheDecision(t *testing.T) {
@@ -89,7 +89,7 @@ func TestTrailersDoNotEscapeTheDecision(t *testing.T) {
 			defer transport.CloseIdleConnections()
 			for user, want := range map[string]int{"alice": http.StatusOK, "mallory": http.StatusNotFound} {
 				for _, trailer := range []http.Header{nil, {"X-Sum": {"1"}}} {
-					req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+b.ingress+"/v1/responses/"+id, noBody{})
+					req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+b.ingress+"/v1/responses/"+id, emptyBody{})
 					if err != nil {
 						t.Fatal(err)
 					}
