@@ -299,9 +299,10 @@ func (r *Registry) watch(ctx context.Context, t *tracked) {
 	timeout := cmp.Or(max(r.opts.Health.Timeout.Std(), 0), time.Second)
 	p := &prober{timeout: min(timeout, firstCheck)}
 	defer p.close()
-	health := newTicker(r.opts.Health.Every.Std())
+	slot := rand.Int64N(slots)
+	health := newTurns(r.opts.Health.Every.Std(), slot)
 	defer health.Stop()
-	scrape := newTicker(r.opts.Scrape)
+	scrape := newTurns(r.opts.Scrape, slot)
 	defer scrape.Stop()
 	again := r.opts.Health.Every > 0 && r.check(ctx, t, p, timeout > firstCheck)
 	p.timeout = timeout
@@ -313,26 +314,49 @@ func (r *Registry) watch(ctx context.Context, t *tracked) {
 		case <-ctx.Done():
 			return
 		case <-health.C:
+			health.next()
 			r.check(ctx, t, p, false)
 		case <-t.kick:
 			if r.opts.Health.Every > 0 {
 				r.check(ctx, t, p, false)
 			}
 		case <-scrape.C:
+			scrape.next()
 			r.scrape(ctx, t, p)
 		}
 	}
 }
 
-// newTicker returns a ticker with up to 10 % jitter, so that the workers of a fleet are not
-// checked simultaneously; 0 never ticks.
-func newTicker(every time.Duration) *time.Ticker {
-	if every <= 0 {
-		t := time.NewTicker(time.Hour)
-		t.Stop()
-		return t
+// slots spread the workers of a fleet over an interval. Those of one slot have their turns at the same time,
+// health and load one after the other: most of what a turn costs is to wake up for it.
+const slots = 10
+
+var started = time.Now()
+
+// turns is a timer for each time that is a multiple of the interval, plus the slot, since started.
+type turns struct {
+	*time.Timer
+
+	every, phase time.Duration
+}
+
+// newTurns returns the turns of a slot; an interval of 0 has none.
+func newTurns(every time.Duration, slot int64) turns {
+	t := turns{time.NewTimer(time.Hour), every, every * time.Duration(slot) / slots}
+	t.Stop()
+	t.next()
+	return t
+}
+
+func (t turns) next() {
+	if t.every > 0 {
+		t.Reset(t.until(time.Since(started)))
 	}
-	return time.NewTicker(every - time.Duration(rand.Int64N(int64(every)/10+1)))
+}
+
+// until is the time from now to the next turn, more than 0.
+func (t turns) until(now time.Duration) time.Duration {
+	return t.every - (now+t.every-t.phase)%t.every
 }
 
 // check checks a worker. With early its time was short: check then reports whether it did not suffice.

@@ -79,7 +79,7 @@ func (r *Registry) followFile(path string, watch *config.FileWatch) {
 // DNS lists the addresses of a name and follows them.
 func (r *Registry) DNS(d config.DNS) {
 	r.wg.Go(func() {
-		tick := newTicker(max(d.Every.Std(), 100*time.Millisecond))
+		tick := time.NewTicker(max(d.Every.Std(), 100*time.Millisecond))
 		defer tick.Stop()
 		for {
 			r.resolve(d)

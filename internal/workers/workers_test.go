@@ -446,3 +446,17 @@ func FuzzParseLoads(f *testing.F) {
 		}
 	})
 }
+
+// Workers of one slot have their turns together, whenever each of them was added; those of another slot do not.
+func TestTurnsOfASlotAreTogether(t *testing.T) {
+	const every = time.Second
+	for _, now := range []time.Duration{0, 299 * time.Millisecond, 300 * time.Millisecond, 301 * time.Millisecond, time.Hour + 1} {
+		for slot, phase := range map[int64]time.Duration{0: 0, 3: 300 * time.Millisecond, 9: 900 * time.Millisecond} {
+			turns := newTurns(every, slot)
+			turns.Stop()
+			if wait := turns.until(now); wait <= 0 || wait > every || (now+wait)%every != phase {
+				t.Errorf("slot %d at %s: the next turn is after %s, want at %s of a second", slot, now, wait, phase)
+			}
+		}
+	}
+}
