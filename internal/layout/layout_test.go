@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 81910
+	totalLimit = 81930
 	totalGoal  = 62000
 )
 
@@ -39,7 +39,7 @@ var rooms = []struct {
 	{"observe", 1650, 1300, []string{"internal/observe"}},
 	{"decide", 3120, 1700, []string{"internal/decide"}},
 	{"replicas", 2450, 2200, []string{"internal/replicas"}},
-	{"lab", 11670, 11700, []string{"internal/lab"}},
+	{"lab", 11690, 11700, []string{"internal/lab"}},
 	{"rim", 9120, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",

@@ -41,8 +41,8 @@ type engine struct {
 
 	mu     sync.Mutex
 	seq    uint64
-	cached map[kvindex.Hash]bool
-	order  []kvindex.Hash // oldest first, as a ring once it is full
+	cached map[kvindex.Hash]int // how many times: like vLLM, it stores what follows a lost block again
+	order  []kvindex.Hash       // oldest first, as a ring once it is full
 	oldest int
 }
 
@@ -55,7 +55,7 @@ func startEngine(ctx context.Context, m *shape.Model) (*engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &engine{address: lis.Addr().String(), model: m, hasher: kvindex.NewHasher(kvindex.Key{1}), cached: map[kvindex.Hash]bool{}}
+	e := &engine{address: lis.Addr().String(), model: m, hasher: kvindex.NewHasher(kvindex.Key{1}), cached: map[kvindex.Hash]int{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "\n") })
 	mux.HandleFunc("POST /v1/chat/completions", e.answer)
@@ -126,21 +126,20 @@ func (e *engine) cache(raw []byte) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	known := 0
-	for known < len(hashes) && e.cached[hashes[known]] {
+	for known < len(hashes) && e.cached[hashes[known]] > 0 {
 		known++
 	}
 	var gone []kvindex.Hash
 	for _, h := range hashes[known:] {
-		if e.cached[h] {
-			continue
-		}
-		e.cached[h] = true
+		e.cached[h]++
 		if len(e.order) < engineBlocks {
 			e.order = append(e.order, h)
 			continue
 		}
 		old := e.order[e.oldest]
-		delete(e.cached, old)
+		if e.cached[old]--; e.cached[old] == 0 {
+			delete(e.cached, old)
+		}
 		gone = append(gone, old)
 		e.order[e.oldest] = h
 		e.oldest = (e.oldest + 1) % engineBlocks

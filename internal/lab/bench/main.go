@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"time"
 
@@ -18,6 +19,7 @@ type options struct {
 	kvlane, envoy  string
 	length         time.Duration
 	floor, targets string
+	only           *regexp.Regexp
 }
 
 func main() {
@@ -27,6 +29,11 @@ func main() {
 	flag.DurationVar(&o.length, "length", 4*time.Second, "of one load")
 	flag.StringVar(&o.floor, "floor", "", "be the floor on this Unix `socket` (the bench starts itself so)")
 	flag.StringVar(&o.targets, "targets", "", "the floor's endpoints")
+	o.only = regexp.MustCompile("")
+	flag.Func("only", "run only what matches this `regexp`, such as \"BUFFERED kvlane prose and code, 2k tokens\", \"kvlane pieces\" or \"idle\"", func(s string) (err error) {
+		o.only, err = regexp.Compile(s)
+		return err
+	})
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -82,21 +89,15 @@ func report(ctx context.Context, o *options) error {
 			}
 		}
 	}
-	return o.idle(ctx)
+	if o.only.MatchString("idle") {
+		return o.idle(ctx)
+	}
+	return nil
 }
 
 // mode runs the loads against one server in one mode. Loads with new text run against
 // Kvlane only: the floor does not read text.
 func (o *options) mode(ctx context.Context, list engines, seen, whole *text, mode, name string) error {
-	b, err := newBed(ctx, o, list, mode, name == "floor")
-	if err != nil {
-		return err
-	}
-	defer b.close()
-	start, err := residentMemory(b.server.Process.Pid)
-	if err != nil {
-		return err
-	}
 	type load struct {
 		text *text
 		rows []row
@@ -107,6 +108,25 @@ func (o *options) mode(ctx context.Context, list engines, seen, whole *text, mod
 		if name == "kvlane" {
 			loads = append(loads, load{whole, rows}, load{fresh(seen), rows[:2]})
 		}
+	}
+	for i, l := range loads {
+		loads[i].rows = slices.DeleteFunc(slices.Clone(l.rows), func(r row) bool {
+			return !o.only.MatchString(fmt.Sprintf("%s %s %s, %s", mode, name, l.text.name, r.name))
+		})
+	}
+	loads = slices.DeleteFunc(loads, func(l load) bool { return len(l.rows) == 0 })
+	pieces := mode == "BUFFERED" && o.only.MatchString(name+" pieces")
+	if len(loads) == 0 && !pieces {
+		return nil
+	}
+	b, err := newBed(ctx, o, list, mode, name == "floor")
+	if err != nil {
+		return err
+	}
+	defer b.close()
+	start, err := residentMemory(b.server.Process.Pid)
+	if err != nil {
+		return err
 	}
 	for _, l := range loads {
 		if len(l.text.words) == 0 {
@@ -123,7 +143,7 @@ func (o *options) mode(ctx context.Context, list engines, seen, whole *text, mod
 			fmt.Fprintf(os.Stdout, "%-22s %-15s %-20s %-7s %s before the load, %s after\n", "resident memory", l.text.name, mode, name, start, end)
 		}
 	}
-	if mode == "BUFFERED" {
+	if pieces {
 		return o.pieces(ctx, b, name)
 	}
 	return nil
