@@ -328,7 +328,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 	}
 	x.liveBlocks += int64(n)
 	blockNames := g.names()[from:]
-	if st := &x.slots[s]; n >= x.deferFrom && st.aliases == nil && st.group == group {
+	if st := &x.slots[s]; n >= x.deferFrom && st.group == group && !st.aliases.standAny(names) {
 		for i, name := range names {
 			blockNames[i] = nonzero(name)
 		}
@@ -393,36 +393,33 @@ func (x *Index) nameFor(s Slot, g segment, name uint64, p place, from int) bool 
 // storeKnown makes the slot hold blocks that are already in the index.
 func (x *Index) storeKnown(s Slot, t Tier, group int32, id uint32, from int, names []EngineHash) error {
 	st := &x.slots[s]
-	g := x.seg(id)
-	to := from + len(names)
-	plain := st.aliases == nil && group == st.group && x.twins == 0 && !g.overlaps(s, t, from, to)
-	blockNames := g.names()[from:to]
-	for i, n := range names {
-		if blockNames[i] != nonzero(n) {
-			plain = false
-			break
-		}
-	}
-	if plain {
-		x.hold(id, s, t, from, to)
-		return nil
-	}
-	for i := 0; i < len(names); i++ {
-		name := nonzero(names[i])
-		at := placeAt(id, from+i)
-		if g := x.seg(id); g.names()[from+i] == 0 {
-			if n := g.unnamed(from+i, to); n >= x.deferFrom && st.aliases == nil && group == st.group {
-				x.storeNameless(s, t, id, from+i, names[i:i+n])
-				i += n - 1
+	for n := 0; len(names) > 0; names, from = names[n:], from+n {
+		g := x.seg(id)
+		name, at, to := nonzero(names[0]), placeAt(id, from), from+len(names)
+		if g.names()[from] == 0 {
+			if n = g.unnamed(from, to); n >= x.deferFrom && group == st.group && !st.aliases.standAny(names[:n]) {
+				x.storeNameless(s, t, id, from, names[:n])
 				continue
 			}
 			if was, taken := x.resolve(s, name); taken && was != at {
 				return ErrHashConflict
 			}
 			g = x.seg(id)
-			x.revive(g, from+i, from+i+1)
+			x.revive(g, from, from+1)
 			x.name(g, name, at)
+		} else if group == st.group && x.twins == 0 {
+			n = g.lacks(s, t, from, to)
+			for blockNames, i := g.names()[from:], 0; i < n; i++ {
+				if name := nonzero(names[i]); name != blockNames[i] || st.aliases.stand(name) {
+					n = i
+				}
+			}
+			if n > 0 {
+				x.hold(id, s, t, from, from+n)
+				continue
+			}
 		}
+		n = 1
 		if err := x.storeOne(s, t, group, name, at); err != nil {
 			return err
 		}
@@ -517,14 +514,13 @@ func (x *Index) remove(s Slot, e *Event) {
 // removed together and found without the name table.
 func (x *Index) removeStep(s Slot, t Tier, group int32, names []EngineHash) {
 	st := &x.slots[s]
-	if st.aliases != nil || group != st.group || x.twins > 0 {
-		for _, n := range names {
-			x.countRemoved(x.removeOne(s, t, group, nonzero(n)))
-		}
-		return
-	}
 	for i := 0; i < len(names); {
-		name, last := nonzero(names[i]), st.guesses.removed
+		name, last, a := nonzero(names[i]), st.guesses.removed, st.aliases
+		if group != st.group || x.twins > 0 || a.stand(name) {
+			x.countRemoved(x.removeOne(s, t, group, name))
+			i++
+			continue
+		}
 		p, ok := x.guess(s, name, last.before(), last.after(), st.guesses.last)
 		if !ok {
 			x.leaveAt(s, last.before())
@@ -539,16 +535,21 @@ func (x *Index) removeStep(s Slot, t Tier, group int32, names []EngineHash) {
 		id, from := p.segment(), p.offset()
 		to := from + 1
 		g := x.seg(id)
+		if a.count(name, g.own()[from], t) {
+			x.countRemoved(x.removeOne(s, t, group, name))
+			i++
+			continue
+		}
 		blockNames := g.names()
 		runs := g.runs()
 		r := runs[firstTouching(runs, s, t, from)]
 		n := i + 1
-		for from > runStart(r) && n < len(names) && blockNames[from-1] == nonzero(names[n]) {
+		for from > runStart(r) && n < len(names) && blockNames[from-1] == nonzero(names[n]) && !a.count(blockNames[from-1], g.own()[from-1], t) {
 			from--
 			n++
 		}
 		if n == i+1 {
-			for to < runEnd(r) && n < len(names) && blockNames[to] == nonzero(names[n]) {
+			for to < runEnd(r) && n < len(names) && blockNames[to] == nonzero(names[n]) && !a.count(blockNames[to], g.own()[to], t) {
 				to++
 				n++
 			}

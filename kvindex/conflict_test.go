@@ -55,6 +55,55 @@ func TestOneDeferredNameForTwoContents(t *testing.T) {
 	}
 }
 
+// A block that is stored twice concerns no other block of its target: their names stay deferred, in what is stored and in
+// what was another target's. When it is gone, nothing is left of it.
+func TestABlockStoredTwiceConcernsNoOther(t *testing.T) {
+	x := mustIndex(t, Config{BlockSize: 16})
+	s, other := mustAdd(t, x, 0, 16), mustAdd(t, x, 1, 16)
+	twice, twiceNames := contents(1, 1)
+	content, names := contents(2, 64)
+	shared, sharedNames := contents(3, 64)
+	apply := func(s Slot, kind EventKind, names []EngineHash, content []uint64) {
+		t.Helper()
+		var err error
+		if e := (&Event{Kind: kind, Hashes: names}); kind == Stored {
+			err = x.ApplyContent(s, e, content)
+		} else {
+			err = x.Apply(s, e)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkInvariants(t, x)
+	}
+	apply(s, Stored, twiceNames, twice)
+	apply(s, Stored, twiceNames, twice)
+	if x.slots[s].aliases == nil {
+		t.Fatal("no alias of a block that is stored twice")
+	}
+	apply(other, Stored, sharedNames, shared)
+	apply(s, Stored, sharedNames, shared)
+	apply(s, Stored, names, content)
+	if x.names.live > 4 {
+		t.Errorf("got %d names in the table, want those of three first blocks", x.names.live)
+	}
+	for _, list := range [][]EngineHash{names, sharedNames} {
+		apply(s, Removed, list, nil)
+		apply(s, Removed, list, nil) // in vain
+	}
+	if st := x.Stats(); st.HolderBlocks != 65 || st.UnknownRemoved != 128 {
+		t.Errorf("got %d blocks held and %d removals of unknown ones, want the one and the other target's 64, and 128", st.HolderBlocks, st.UnknownRemoved)
+	}
+	apply(s, Removed, twiceNames, nil)
+	if x.slots[s].aliases != nil || x.Stats().HolderBlocks != 65 {
+		t.Error("the block has to be held once")
+	}
+	apply(s, Removed, twiceNames, nil)
+	if n := x.Stats().HolderBlocks; n != 64 {
+		t.Errorf("got %d blocks held, want 64", n)
+	}
+}
+
 func TestCollidingNamesLeaveTheIndexWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		x, err := New(Config{BlockSize: 4})

@@ -63,7 +63,7 @@ func (x *Index) leaveAt(s Slot, p place) {
 	if !x.alive(p.segment()) {
 		return
 	}
-	if g := x.seg(p.segment()); p.offset() < g.blocks() && x.slots[s].aliases == nil && g.holdsAny(s, p.offset()) {
+	if g := x.seg(p.segment()); p.offset() < g.blocks() && g.holdsAny(s, p.offset()) {
 		x.enter(g, p)
 	}
 }

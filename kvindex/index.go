@@ -383,7 +383,7 @@ func (x *Index) findStart(h uint64) uint32 {
 func (x *Index) hold(id uint32, s Slot, t Tier, start, end int) {
 	st := &x.slots[s]
 	if t < speculative && st.held[speculative] > 0 {
-		if g := x.seg(id); g.overlaps(s, speculative, start, end) {
+		if g := x.seg(id); g.lacks(s, speculative, start, end) < end-start {
 			st.held[speculative] -= int64(x.cut(id, s, speculative, start, end))
 		}
 	}

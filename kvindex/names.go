@@ -133,6 +133,29 @@ func (st *slotState) needAliases() *aliases {
 	return st.aliases
 }
 
+// stand reports whether the name is an alias: only then can it mean another block than the one that
+// bears it, or a second holding. All other names of a slot need no look at its aliases.
+func (a *aliases) stand(name uint64) bool {
+	if a == nil {
+		return false
+	}
+	_, ok := a.names[name]
+	return ok
+}
+
+func (a *aliases) standAny(names []EngineHash) bool {
+	return a != nil && slices.ContainsFunc(names, func(n EngineHash) bool { return a.stand(nonzero(n)) })
+}
+
+// count reports whether the name is an alias, or the block is held by more than its run.
+func (a *aliases) count(name, own uint64, t Tier) bool {
+	if a == nil {
+		return false
+	}
+	_, ok := a.held[aliasHeld{own, t}]
+	return ok || a.stand(name)
+}
+
 // plainly reports whether the slot holds the block on the tier by a run that stands for the
 // block's own name.
 func (x *Index) plainly(s Slot, t Tier, g segment, offset int) bool {
@@ -244,7 +267,9 @@ func (x *Index) removeOne(s Slot, t Tier, group int32, name uint64) bool {
 	st := &x.slots[s]
 	if a := st.aliases; a != nil {
 		if u := (unit{name, group, t}); a.units[u] > 0 {
-			x.removeAlias(a, s, u)
+			if x.removeAlias(a, s, u); len(a.units) == 0 {
+				st.aliases = nil
+			}
 			return true
 		}
 	}

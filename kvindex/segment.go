@@ -142,11 +142,14 @@ func (g segment) holds(s Slot, t Tier, offset int) bool {
 	return i < len(runs) && sameHolder(runs[i], makeRun(s, t, 0, 0)) && runStart(runs[i]) <= offset
 }
 
-// overlaps reports whether the slot holds any block of [start, end) on the tier.
-func (g segment) overlaps(s Slot, t Tier, start, end int) bool {
+// lacks returns how many blocks of [start, end), from the first on, the slot does not hold on the tier.
+func (g segment) lacks(s Slot, t Tier, start, end int) int {
 	runs := g.runs()
 	i := firstTouching(runs, s, t, start)
-	return i < len(runs) && sameHolder(runs[i], makeRun(s, t, 0, 0)) && runStart(runs[i]) < end
+	if i < len(runs) && sameHolder(runs[i], makeRun(s, t, 0, 0)) {
+		end = min(end, max(start, runStart(runs[i])))
+	}
+	return end - start
 }
 
 // holdsAny reports whether the slot holds the block at offset on any real tier.

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 81930
+	totalLimit = 81960
 	totalGoal  = 62000
 )
 
@@ -33,7 +33,7 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 20880, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 20910, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28570, 22000, []string{"internal/tokens"}},
 	{"fleet", 4470, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},
