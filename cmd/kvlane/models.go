@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,40 +30,67 @@ func loadModels(ctx context.Context, c *config.Config, metrics *observe.Metrics,
 	defer cancel()
 	list := make([]*fleet.Model, 0, len(c.Models))
 	for i := range c.Models {
-		m := c.Models[i]
-		engine, err := shape.ParseEngine(m.Engine)
-		if err != nil {
+		s, err := newModel(ctx, c.Models[i], metrics, log)
+		switch {
+		case err == nil:
+		case s == nil || errors.Is(ctx.Err(), context.Canceled):
 			return nil, err
-		}
-		s := &fleet.Model{Config: m, Engine: engine}
-		if m.Check.Renderer != "" {
-			s.Remote = &shape.Remote{URL: m.Check.Renderer, Timeout: m.Check.Timeout.Std(), OnCall: func(_ time.Duration, err error) {
-				metrics.Renders.WithLabelValues(m.Name, renderOutcome(err)).Inc()
-			}}
-		}
-		if m.Tokenizer != "" {
-			log.Info().Str("model", m.Name).Str("tokenizer", m.Tokenizer).Msg("loading tokenizer")
-			begin := time.Now()
-			files, err := awaitTokenizer(ctx, m, log)
-			if err == nil {
-				s.Tokens, err = loadModel(m, files)
-			}
-			if err == nil && m.Check.Disabled {
-				log.Warn().Str("model", m.Name).Msg("check.disabled: the model's ids are never compared with an engine's; if they differ, it goes unnoticed")
-			}
-			switch {
-			case err == nil:
-				log.Info().Str("model", m.Name).Dur("took", time.Since(begin)).Msg("tokenizer loaded")
-			case errors.Is(ctx.Err(), context.Canceled):
-				return nil, err
-			case errors.Is(err, fs.ErrNotExist) && !strings.HasPrefix(m.Tokenizer, hub.Prefix):
-				return nil, config.ProblemsError{partProblem(c, i, err)}
-			default:
-				s.Refused = partProblem(c, i, err).Message + "; it is read again when Kvlane starts"
-				log.Error().Str("model", m.Name).Str("error", s.Refused).Msg("tokenizer refused: this model is routed by load")
-			}
+		case errors.Is(err, fs.ErrNotExist) && !strings.HasPrefix(c.Models[i].Tokenizer, hub.Prefix):
+			return nil, config.ProblemsError{partProblem(c, i, err)}
+		default:
+			s.Refused = partProblem(c, i, err).Message + "; it is read again when Kvlane starts"
+			log.Error().Str("model", s.Config.Name).Str("error", s.Refused).Msg("tokenizer refused: this model is routed by load")
 		}
 		list = append(list, s)
+	}
+	return list, nil
+}
+
+// newModel loads a model. With an error of its tokenizer or template it returns the model without them.
+func newModel(ctx context.Context, m config.Model, metrics *observe.Metrics, log zerolog.Logger) (*fleet.Model, error) {
+	engine, err := shape.ParseEngine(m.Engine)
+	if err != nil {
+		return nil, err
+	}
+	s := &fleet.Model{Config: m, Engine: engine}
+	if m.Check.Renderer != "" {
+		s.Remote = &shape.Remote{URL: m.Check.Renderer, Timeout: m.Check.Timeout.Std(), OnCall: func(_ time.Duration, err error) {
+			metrics.Renders.WithLabelValues(m.Name, renderOutcome(err)).Inc()
+		}}
+	}
+	if m.Tokenizer == "" {
+		return s, nil
+	}
+	log.Info().Str("model", m.Name).Str("tokenizer", m.Tokenizer).Msg("loading tokenizer")
+	begin := time.Now()
+	files, err := awaitTokenizer(ctx, m, log)
+	if err == nil {
+		s.Tokens, err = loadModel(m, files)
+	}
+	if err != nil {
+		return s, err
+	}
+	if m.Check.Disabled {
+		log.Warn().Str("model", m.Name).Msg("check.disabled: the model's ids are never compared with an engine's; if they differ, it goes unnoticed")
+	}
+	log.Info().Str("model", m.Name).Dur("took", time.Since(begin)).Msg("tokenizer loaded")
+	return s, nil
+}
+
+// reloadModels returns the models with those loaded anew whose keys have changed.
+func (s *service) reloadModels(ctx context.Context, c *config.Config, keys []string) ([]*fleet.Model, error) {
+	ctx, cancel := context.WithTimeout(ctx, hubPatience)
+	defer cancel()
+	list := slices.Clone(s.models)
+	for i := range list {
+		if !config.Retokenizes(i, keys) {
+			continue
+		}
+		m, err := newModel(ctx, c.Models[i], s.metrics, s.log)
+		if err != nil {
+			return nil, config.ProblemsError{partProblem(c, i, err)}
+		}
+		list[i] = m
 	}
 	return list, nil
 }

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -11,18 +14,24 @@ import (
 // reloadPoll is how often the configuration file is read.
 const reloadPoll = time.Second
 
-// reload takes a changed configuration over, whole or not at all. load returns it.
-func (s *service) reload(file string, load func() (*config.Config, []config.Problem, error)) {
+// reload takes a changed configuration over, whole or not at all. load returns it. It gives up loading tokenizers when ctx ends.
+func (s *service) reload(ctx context.Context, file string, load func() (*config.Config, []config.Problem, error)) {
 	result := "taken"
 	defer func() { s.metrics.Reloads.WithLabelValues(result).Inc() }()
 	next, warnings, err := load()
 	var live []string
+	served := s.models
 	if err == nil {
 		var restart config.ProblemsError
 		if live, restart = s.config.Load().Changes(next); len(restart) > 0 {
 			err = config.Place(file, restart)
 		} else if len(live) > 0 {
-			err = s.decider.Reload(next)
+			if served, err = s.reloadModels(ctx, next, live); err == nil {
+				err = s.decider.Reload(next)
+			}
+			if problems, ok := errors.AsType[config.ProblemsError](err); ok {
+				err = config.Place(file, problems)
+			}
 		}
 	}
 	if err != nil {
@@ -37,6 +46,10 @@ func (s *service) reload(file string, load func() (*config.Config, []config.Prob
 		result = "unchanged"
 		s.log.Info().Msg("configuration read again: nothing has changed")
 		return
+	}
+	if !slices.Equal(served, s.models) {
+		s.models = served
+		s.decider.Fleet().SetModels(served)
 	}
 	s.server.SetBodies(next.Limits.Bodies.Count, int64(next.Limits.Bodies.Bytes))
 	setLogLevel(next.Log.Level)

@@ -11,8 +11,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/fleet"
 )
 
 // serve takes its file over when it changes, whole or not at all.
@@ -127,5 +131,79 @@ func TestCheckSendsNoToken(t *testing.T) {
 		if code != c.code || strings.Count(errs, "admin.address: ") != 1 || !strings.Contains(errs, c.want) || asked != 1 || sent != "" {
 			t.Errorf("got code %d, %s, %d requests with the token %q, want %q and one request without", code, errs, asked, sent, c.want)
 		}
+	}
+}
+
+// A changed tokenizer is loaded when the configuration is read again, from a folder or a hub; one that cannot be loaded changes
+// nothing, nor does one that is being fetched when Kvlane is told to end.
+func TestReloadTakesATokenizer(t *testing.T) {
+	status, requests := hubOf(t, qwen3(t))
+	status.Store(404)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "k.yaml")
+	parse := func(model string) *config.Config {
+		text := []byte("listen: {address: \"unix:" + dir + "/s\"}\nadmin: {address: \"127.0.0.1:0\"}\nmodels: [{name: m, " + model + "}]\n")
+		c, err := config.Parse(file, text)
+		if err == nil {
+			err = os.WriteFile(file, text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	var log logged
+	s, err := startService(t.Context(), parse(`tokenizer: "hf:Org/Model"`), zerolog.New(&log), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	model := func() *fleet.Model { return s.decider.Fleet().Model("m") }
+	if model().Tokens != nil || model().Refused == "" {
+		t.Fatal("got a tokenizer that the hub refuses")
+	}
+	reload := func(ctx context.Context, model string) {
+		c := parse(model)
+		s.reload(ctx, file, func() (*config.Config, []config.Problem, error) { return c, nil, nil })
+	}
+	for i, step := range []struct {
+		model  string
+		status int32
+		taken  bool
+	}{
+		{`tokenizer: "builtin:qwen3"`, 404, true},
+		{`tokenizer: "hf:Org/Model"`, 404, false},
+		{`tokenizer: "/no/such/folder"`, 0, false},
+		{`tokenizer: "hf:Org/Model"`, 0, true},
+		{`tokenizer: "hf:Org/Model", tokenizer_lock: "sha256:` + strings.Repeat("0", 64) + `"`, 0, false},
+		{`tokenizer: "hf:Org/Model", disagg: {threshold: 9}`, 0, true},
+	} {
+		before, generation := model(), s.generation.Load()
+		status.Store(step.status)
+		reload(t.Context(), step.model)
+		if taken := s.generation.Load() > generation; taken != step.taken {
+			t.Fatalf("step %d: got configuration taken: %v, want %v; log:\n%s", i, taken, step.taken, &log)
+		}
+		if anew := model() != before; anew != (step.taken && i < 5) || model().Tokens == nil {
+			t.Errorf("step %d: got a model loaded anew: %v, with tokenizer %v", i, anew, model().Tokens)
+		}
+	}
+	if want := `"` + file + `:3:`; strings.Count(log.String(), want) != 3 {
+		t.Errorf("got log\n%s\nwant three reasons with %q", &log, want)
+	}
+	t.Setenv("HF_HUB_CACHE", t.TempDir())
+	status.Store(503)
+	requests.Store(0)
+	ctx, stop := context.WithCancel(t.Context())
+	go func() {
+		for requests.Load() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		stop()
+	}()
+	before := model()
+	reload(ctx, `tokenizer: "hf:Org/Model@`+hubCommit+`"`)
+	if ctx.Err() == nil || model() != before {
+		t.Error("got another model, want that of before the end")
 	}
 }

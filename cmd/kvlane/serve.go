@@ -25,6 +25,7 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/decide"
 	"github.com/kvlane/kvlane/internal/disagg"
+	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/peers"
 	"github.com/kvlane/kvlane/internal/replicas"
@@ -89,11 +90,11 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	for serving := true; serving; {
 		select {
 		case <-hangUp:
-			s.reload(*file, load)
+			s.reload(ctx, *file, load)
 			continue
 		case <-poll.C:
 			if _, changed, err := watch.Changed(); changed {
-				s.reload(*file, load)
+				s.reload(ctx, *file, load)
 			} else if err != nil && *file != "" {
 				log.Error().Err(err).Msg("the configuration cannot be read: the running one stays")
 			}
@@ -138,6 +139,7 @@ type service struct {
 	metrics    *observe.Metrics
 	tracer     *observe.Tracer
 	log        zerolog.Logger
+	models     []*fleet.Model // those of the decider
 	started    time.Time
 	failed     chan error
 	stop       context.CancelFunc
@@ -154,7 +156,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	}
 	debug.FreeOSMemory() // memory used to read the tokenizers' files
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s := &service{log: log, metrics: metrics, started: time.Now(), failed: make(chan error, 4), stop: stop}
+	s := &service{log: log, metrics: metrics, models: served, started: time.Now(), failed: make(chan error, 4), stop: stop}
 	s.config.Store(c)
 	s.generation.Store(1)
 	metrics.Collect(func(emit observe.Emit) {

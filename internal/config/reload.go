@@ -7,10 +7,15 @@ import (
 )
 
 // reloadable are the keys, with those below them, that change while Kvlane runs, except the
-// fixed ones: those size tables, or belong to Envoy's bootstrap too.
+// fixed ones: those size tables, or belong to Envoy's bootstrap too. Those of
+// tokenizing have their model loaded again.
 var (
 	reloadable = []string{"routing", "flow", "limits", "log", "explain", "slo", "models[].slo", "models[].disagg"}
-	fixed      = []string{"routing.speculate", "routing.max_conversations", "routing.max_prefix_blocks", "routing.node", "limits.max_body", "limits.max_streams"}
+	tokenizing = []string{
+		"models[].tokenizer", "models[].tokenizer_lock", "models[].chat_template", "models[].tool_parser", "models[].hide_tools_when_none",
+		"models[].trust_request_templates", "models[].multimodal", "models[].max_model_len", "models[].check",
+	}
+	fixed = []string{"routing.speculate", "routing.max_conversations", "routing.max_prefix_blocks", "routing.node", "limits.max_body", "limits.max_streams"}
 )
 
 // Changes returns the keys in which another configuration differs: those that can change
@@ -20,13 +25,21 @@ func (c *Config) Changes(next *Config) (live []string, restart ProblemsError) {
 		general := index.ReplaceAllString(key, "[]")
 		// Envoy's request_timeout depends on whether requests queue.
 		queues := (key == "routing.wait.max_requests" || key == "flow.max_requests") && c.Waits() != next.Waits()
-		if within(general, reloadable) && !within(general, fixed) && !queues {
+		if (within(general, reloadable) || within(general, tokenizing)) && !within(general, fixed) && !queues {
 			live = append(live, key)
 		} else {
 			restart = append(restart, Problem{Path: key, Message: "cannot change while Kvlane runs: restart it"})
 		}
 	}
 	return live, restart
+}
+
+// Retokenizes reports whether model i is to be loaded again where these keys have changed.
+func Retokenizes(i int, keys []string) bool {
+	return slices.ContainsFunc(keys, func(key string) bool {
+		rest, ok := strings.CutPrefix(key, item("models", i))
+		return ok && within("models[]"+rest, tokenizing)
+	})
 }
 
 // within reports whether a key is one of list or below one.

@@ -31,7 +31,9 @@ func TestWhatARunningKvlaneTakes(t *testing.T) {
 	}
 	for text, want := range map[string]struct{ live, restart []string }{
 		strings.Replace(base, "name: m,", "name: m, disagg: {threshold: 7},", 1): {live: []string{"models[0].disagg.threshold"}},
-		strings.Replace(base, "builtin:qwen3", "hf:Org/Model@v2", 1):             {restart: []string{"models[0].tokenizer"}},
+		strings.Replace(base, "builtin:qwen3", "hf:Org/Model@v2", 1):             {live: []string{"models[0].tokenizer"}},
+		strings.Replace(base, "name: m,", "name: m, hand_ids: true,", 1):         {restart: []string{"models[0].hand_ids"}},
+		strings.Replace(base, "name: m,", "name: m, check: {every: 7},", 1):      {live: []string{"models[0].check.every"}},
 		strings.Replace(base, "name: m,", "name: n,", 1):                         {restart: []string{"models[0].name"}},
 		strings.Replace(base, "10.0.0.1", "10.0.0.2", 1):                         {restart: []string{"workers.static[0].address"}},
 		"workers: {static: [{name: w, address: \"10.0.0.1:8000\"}]}\n":           {restart: []string{"models"}},

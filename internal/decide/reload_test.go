@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/fleet"
 )
 
 // weights is a configuration whose cost of an idle target is the given weight times its miss.
@@ -22,12 +23,9 @@ func weights(t *testing.T, miss int, more string) (yaml string, c *config.Config
 	return yaml, c
 }
 
-// Under load no request is lost while the configuration changes, and the decision after a
-// change is explained by the new weight.
-func TestReloadUnderLoad(t *testing.T) {
-	yaml, first := weights(t, 1, "")
-	_, second := weights(t, 3, "")
-	b := newBench(t, yaml, worker("a", 2), worker("b", 2))
+// underLoad sends requests concurrently, of which none may be lost, until calm is called.
+func (b *bench) underLoad(t *testing.T) (calm func()) {
+	t.Helper()
 	stop := make(chan struct{})
 	var load sync.WaitGroup
 	for n := range 3 {
@@ -48,6 +46,23 @@ func TestReloadUnderLoad(t *testing.T) {
 			}
 		})
 	}
+	return func() {
+		t.Helper()
+		close(stop)
+		load.Wait()
+		if b.loads() != 0 {
+			t.Errorf("got load %d after the end, want none", b.loads())
+		}
+	}
+}
+
+// Under load no request is lost while the configuration changes, and the decision after a
+// change is explained by the new weight.
+func TestReloadUnderLoad(t *testing.T) {
+	yaml, first := weights(t, 1, "")
+	_, second := weights(t, 3, "")
+	b := newBench(t, yaml, worker("a", 2), worker("b", 2))
+	calm := b.underLoad(t)
 	for i := range 20 {
 		next, weight := second, 3.0
 		if i%2 == 1 {
@@ -65,11 +80,7 @@ func TestReloadUnderLoad(t *testing.T) {
 		}
 		d.Ticket.End(time.Now())
 	}
-	close(stop)
-	load.Wait()
-	if b.loads() != 0 {
-		t.Errorf("got load %d after the end, want none", b.loads())
-	}
+	calm()
 }
 
 func TestReloadTakesExplain(t *testing.T) {
@@ -100,4 +111,27 @@ func TestReloadTakesExplain(t *testing.T) {
 	if err := b.Reload(&bad); err == nil || b.live.Load() != c || b.router.Config().PrefillRate != c.Routing.PrefillRate {
 		t.Errorf("got %v, want an error and the settings of before", err)
 	}
+}
+
+// Models are replaced under load: no request is lost, ids come from the new ones, and the comparisons of the old ones end.
+func TestModelsAreReplacedUnderLoad(t *testing.T) {
+	yaml, _ := weights(t, 1, "")
+	b := newBench(t, yaml, worker("a", 2), worker("b", 2))
+	first := b.fleet.Model("demo")
+	second := &fleet.Model{Config: first.Config, Engine: first.Engine, Tokens: first.Tokens}
+	third := &fleet.Model{Config: first.Config, Engine: first.Engine} // routed by load
+	calm := b.underLoad(t)
+	for i := range 30 {
+		next := []*fleet.Model{first, second, third}[i%3]
+		b.fleet.SetModels([]*fleet.Model{next})
+		if got := b.fleet.Model("demo"); got != next {
+			t.Fatalf("got model %p, want %p", got, next)
+		}
+		d, e := b.ask("/v1/completions", completion(100, ""))
+		if exact := next.Tokens != nil; (e.Degraded == "") != exact {
+			t.Errorf("got a decision degraded by %q, want it by ids: %v", e.Degraded, exact)
+		}
+		d.Ticket.End(time.Now())
+	}
+	calm()
 }

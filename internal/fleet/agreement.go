@@ -99,7 +99,7 @@ func (c *check) end() {
 // compareAll starts comparing every model with every worker that serves it: when the worker
 // appears, when it is back, and as requests arrive.
 func (f *Fleet) compareAll(v *View) {
-	for _, s := range f.Models {
+	for _, s := range f.models.Load().list {
 		if s.Tokens == nil || s.Config.Check.Disabled {
 			continue
 		}
@@ -171,7 +171,7 @@ func (f *Fleet) newCheck(s *Model, m *Member) *check {
 
 // recheck repeats the comparisons with a worker whose engine may have been replaced.
 func (f *Fleet) recheck(worker string) {
-	for _, s := range f.Models {
+	for _, s := range f.models.Load().list {
 		if c := s.agreement.all()[worker]; c != nil {
 			c.checker.Recheck()
 		}

@@ -79,6 +79,44 @@ func startTokenizing(t *testing.T) *tokenizing {
 	return e
 }
 
+// A model that replaces one is compared with the workers that there are, and nothing goes on for the old one.
+func TestAReplacedModelIsComparedAnew(t *testing.T) {
+	e := startTokenizing(t)
+	e.wrong.Store(true)
+	c, err := config.Parse("test.yaml", []byte("models: [{name: demo, tokenizer: \"builtin:qwen3\", check: {every: 1, retry: 1h}}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := qwen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, next := &Model{Config: c.Models[0], Tokens: m}, &Model{Config: c.Models[0], Tokens: m}
+	f := start(t, c, old)
+	w := worker("a", 0)
+	w.Address, w.Ready = strings.TrimPrefix(e.URL, "http://"), true
+	f.SetWorkers([]workers.Worker{w})
+	wait := func(m *Model, want shape.State) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); m.agreement.all()["a"].checker.State() != want; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("got state %v, want %v", m.agreement.all()["a"].checker.State(), want)
+			}
+		}
+	}
+	wait(old, shape.Differs)
+	e.wrong.Store(false)
+	f.SetModels([]*Model{next})
+	wait(next, shape.Agrees)
+	if f.Model("demo") != next || next.Unfit() != nil || len(old.agreement.all()) != 0 {
+		t.Errorf("got the model replaced: %v, unfit: %v, %d comparisons of the old one, want none", f.Model("demo") == next, next.Unfit(), len(old.agreement.all()))
+	}
+	f.SetModels([]*Model{next})
+	if len(next.agreement.all()) != 1 {
+		t.Error("got no comparison of a model that stays, want it to go on")
+	}
+}
+
 // Workers are judged individually; a model is routed by load only if all of its workers
 // differ.
 func TestWorkersThatDiffer(t *testing.T) {

@@ -51,7 +51,7 @@ type listed struct {
 	generation uint64
 	names      []string
 	models     []workers.Listed
-	served     map[*Model]served
+	served     map[string]served // by model
 }
 
 // served is what an engine says of a model: its context length, 0 if its names differ in it,
@@ -88,7 +88,7 @@ func (v *View) declare(base func(name string) string) {
 
 // base returns the configured model that a name stands for, or the name.
 func (f *Fleet) base(name string) string {
-	if s := f.models[name]; s != nil {
+	if s := f.models.Load().byName[name]; s != nil {
 		return s.CacheName()
 	}
 	return name
@@ -239,15 +239,15 @@ func (f *Fleet) askFor(ctx context.Context, m *Member) (names []string, err erro
 	return names, nil
 }
 
-// served returns what a list says of the models that have a tokenizer.
-func (f *Fleet) served(list []workers.Listed) map[*Model]served {
-	out := map[*Model]served{}
+// served returns what a list says of the configured models, by name.
+func (f *Fleet) served(list []workers.Listed) map[string]served {
+	out, models := map[string]served{}, f.models.Load()
 	for i := range list {
-		m := f.models[list[i].ID]
-		if m == nil || m.Tokens == nil {
+		m := models.byName[list[i].ID]
+		if m == nil {
 			continue
 		}
-		s, known := out[m]
+		s, known := out[m.Config.Name]
 		if m.Config.EngineModel == "" {
 			s.base = firstNamed(s.base, list[i].Base())
 		}
@@ -256,7 +256,7 @@ func (f *Fleet) served(list []workers.Listed) map[*Model]served {
 		} else if n != s.context {
 			s.context = 0
 		}
-		out[m] = s
+		out[m.Config.Name] = s
 	}
 	return out
 }
@@ -272,21 +272,21 @@ func firstNamed(a, b string) string {
 // learnContexts gives each model the context length that all its engines name, and what their
 // --model is: of several the first in order. The caller holds the catalog's lock.
 func (f *Fleet) learnContexts() {
-	all := map[*Model]served{}
+	all := map[string]served{}
 	for _, l := range f.catalog.listed {
-		for m, s := range l.served {
-			if known, ok := all[m]; ok {
+		for name, s := range l.served {
+			if known, ok := all[name]; ok {
 				if s.base = firstNamed(known.base, s.base); s.context != known.context {
 					s.context = 0
 				}
 			}
-			all[m] = s
+			all[name] = s
 		}
 	}
-	for _, m := range f.Models {
+	for _, m := range f.models.Load().list {
 		if m.Tokens != nil {
-			m.Tokens.SetMaxModelLen(all[m].context)
-			m.Tokens.Serve(cmp.Or(m.Config.EngineModel, all[m].base))
+			m.Tokens.SetMaxModelLen(all[m.Config.Name].context)
+			m.Tokens.Serve(cmp.Or(m.Config.EngineModel, all[m.Config.Name].base))
 		}
 	}
 }

@@ -40,15 +40,15 @@ type Options struct {
 }
 
 // Fleet knows the workers, the models that they serve, what they cache, and whether their
-// tokenizers agree with ours, and keeps the router informed. It is safe for concurrent use,
-// except that calls of SetWorkers must not overlap.
+// tokenizers agree with ours, and keeps the router informed. It is safe for concurrent use.
 type Fleet struct {
 	Options
 
-	index  *kvindex.Index
-	models map[string]*Model // by every name
-	view   atomic.Pointer[View]
-	feeds  *feeds
+	index    *kvindex.Index
+	models   atomic.Pointer[modelSet]
+	changing sync.Mutex // serialises SetWorkers and SetModels
+	view     atomic.Pointer[View]
+	feeds    *feeds
 	// otherBlocks reports whether an engine with a block size other than the index's was
 	// seen.
 	otherBlocks atomic.Bool
@@ -70,18 +70,14 @@ func New(o Options) (*Fleet, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Fleet{Options: o, index: index, models: map[string]*Model{}, comparing: make(chan struct{}, maxComparisons),
+	f := &Fleet{Options: o, index: index, comparing: make(chan struct{}, maxComparisons),
 		listGate: make(chan struct{}, maxListing)}
 	f.listContext, f.listStop = context.WithCancel(context.Background())
 	f.catalog.listed = map[string]listed{}
 	f.catalog.asker = workers.NewAsker(listTimeout)
 	f.doubts.byWorker, f.doubts.next = map[string]map[string]doubt{}, map[string]*Member{}
 	f.view.Store(&View{members: map[string]*Member{}})
-	for _, m := range o.Models {
-		for _, name := range m.Names() {
-			f.models[name] = m
-		}
-	}
+	f.models.Store(newModelSet(o.Models))
 	f.feeds = newFeeds()
 	return f, nil
 }
@@ -92,16 +88,18 @@ func (f *Fleet) Close() {
 	f.listing.Wait()
 	f.catalog.asker.Close()
 	f.feeds.close()
-	for _, m := range f.Models {
+	for _, m := range f.models.Load().list {
 		m.agreement.end()
 	}
 }
 
 var roles = map[string]routing.Role{"both": routing.Both, "prefill": routing.Prefill, "decode": routing.Decode}
 
-// SetWorkers replaces the list of workers. Calls must not overlap. Of a worker that is gone
-// or has another generation everything is dropped: its blocks, its load, its feed.
+// SetWorkers replaces the list of workers. Of a worker that is gone or has another generation
+// everything is dropped: its blocks, its load, its feed.
 func (f *Fleet) SetWorkers(list []workers.Worker) {
+	f.changing.Lock()
+	defer f.changing.Unlock()
 	old := f.View()
 	next := &View{members: make(map[string]*Member, len(list)), byAddress: map[string][]kvindex.Slot{}}
 	for name, m := range old.members {
@@ -288,7 +286,7 @@ func (f *Fleet) Collect(emit observe.Emit) {
 	f.Expire(f.Now())
 	emit.Index(f.index.Stats(), f.feeds.warmed.Load())
 	emit.Feeds(f.FeedStatus())
-	for _, m := range f.Models {
+	for _, m := range f.models.Load().list {
 		for worker, c := range m.agreement.all() {
 			emit.Tokenizer(m.Config.Name, worker, c.checker.State().String())
 		}

@@ -57,7 +57,7 @@ func serves(names []string, m *Model) bool {
 // cache as in a request.
 func (f *Fleet) cacheModel(served []string) string {
 	for _, name := range served {
-		if s := f.models[name]; s != nil {
+		if s := f.models.Load().byName[name]; s != nil {
 			return s.CacheName()
 		}
 	}
@@ -73,11 +73,48 @@ func (f *Fleet) cacheModel(served []string) string {
 // Model finds a model by the name in a request, nil if it is not configured; "" means the
 // only one.
 func (f *Fleet) Model(name string) *Model {
-	if s := f.models[name]; s != nil || name != "" {
+	all := f.models.Load()
+	if s := all.byName[name]; s != nil || name != "" {
 		return s
 	}
-	if len(f.Models) == 1 {
-		return f.Models[0]
+	if len(all.list) == 1 {
+		return all.list[0]
 	}
 	return nil
+}
+
+// modelSet are the configured models. They are replaced as a whole.
+type modelSet struct {
+	list   []*Model
+	byName map[string]*Model // every name
+}
+
+func newModelSet(list []*Model) *modelSet {
+	s := &modelSet{list, map[string]*Model{}}
+	for _, m := range list {
+		for _, name := range m.Names() {
+			s.byName[name] = m
+		}
+	}
+	return s
+}
+
+// SetModels puts models in the place of those of the same names, in the same order. A request that is being decided keeps the
+// one that it began with. New ones are compared with the workers, as at the start.
+func (f *Fleet) SetModels(list []*Model) {
+	f.changing.Lock()
+	defer f.changing.Unlock()
+	old, v := f.models.Swap(newModelSet(list)).list, f.View()
+	f.catalog.mu.Lock()
+	f.learnContexts()
+	f.catalog.mu.Unlock()
+	for _, m := range v.members {
+		f.checkMember(m)
+	}
+	f.compareAll(v)
+	for _, m := range old {
+		if !slices.Contains(list, m) {
+			m.agreement.end()
+		}
+	}
 }

@@ -84,7 +84,7 @@ func (f *Fleet) EngineCache(worker string, c workers.EngineCache) {
 
 // checkMember looks for what a new worker lacks. It returns without waiting for the engine.
 func (f *Fleet) checkMember(m *Member) {
-	exact := slices.ContainsFunc(f.Models, func(s *Model) bool { return s.Tokens != nil && serves(m.Models, s) })
+	exact := slices.ContainsFunc(f.models.Load().list, func(s *Model) bool { return s.Tokens != nil && serves(m.Models, s) })
 	if m.Events.Endpoint == "" && exact {
 		f.doubt(m, "no_events", "no events.endpoint: what the engine caches is predicted from prompts sent there; start it with KV events and name their endpoint")
 	}
@@ -179,7 +179,7 @@ func (f *Fleet) Warnings() []observe.Warning {
 			}
 		}
 	}
-	for _, s := range f.Models {
+	for _, s := range f.models.Load().list {
 		if s.Refused != "" {
 			add("", "no_tokenizer", "model %s is routed by load: %s", s.Config.Name, s.Refused)
 		}

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 81960
+	totalLimit = 82050
 	totalGoal  = 62000
 )
 
@@ -35,12 +35,12 @@ var rooms = []struct {
 }{
 	{"heart", 20910, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28570, 22000, []string{"internal/tokens"}},
-	{"fleet", 4470, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4510, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},
 	{"decide", 3120, 1700, []string{"internal/decide"}},
 	{"replicas", 2450, 2200, []string{"internal/replicas"}},
 	{"lab", 11690, 11700, []string{"internal/lab"}},
-	{"rim", 9120, 6000, []string{
+	{"rim", 9180, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
