@@ -54,7 +54,7 @@ func newModel(ctx context.Context, m config.Model, metrics *observe.Metrics, log
 	}
 	s := &fleet.Model{Config: m, Engine: engine}
 	if m.Check.Renderer != "" {
-		s.Remote = &shape.Remote{URL: m.Check.Renderer, Timeout: m.Check.Timeout.Std(), OnCall: func(_ time.Duration, err error) {
+		s.Remote = &shape.Remote{URL: m.Check.Renderer, Timeout: m.Check.Timeout.Std(), OnCall: func(err error) {
 			metrics.Renders.WithLabelValues(m.Name, renderOutcome(err)).Inc()
 		}}
 	}

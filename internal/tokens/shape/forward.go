@@ -78,7 +78,7 @@ func (c *Checker) probe(ctx context.Context) {
 			if err != nil {
 				break
 			}
-			answer, err := post(ctx, c.oracle.Client, c.oracle.Timeout, strings.TrimRight(c.oracle.URL, "/")+p.path, sent)
+			answer, err := post(ctx, c.oracle.Timeout, strings.TrimRight(c.oracle.URL, "/")+p.path, sent)
 			if err != nil {
 				_, refused := errors.AsType[*Refusal](err)
 				c.unanswered = c.unanswered || !refused && !errors.Is(err, errNoEndpoint)

@@ -109,16 +109,13 @@ func (e *LinesError) Error() string {
 	return fmt.Sprintf("%d of %d lines were answered with an error", e.Failed, e.Lines)
 }
 
-// maxLine is the maximum length of an input line in bytes.
-const maxLine = 256 << 20
-
 func eachLine(r io.Reader, w io.Writer, answer func(dst, line []byte) ([]byte, error)) error {
 	in := bufio.NewReaderSize(r, 1<<16)
 	out := bufio.NewWriterSize(w, 1<<16)
 	var dst []byte
 	var count LinesError
 	for {
-		line, err := readLine(in)
+		line, err := in.ReadBytes('\n')
 		if len(line) > 0 {
 			count.Lines++
 			failed := errEmptyLine
@@ -146,21 +143,6 @@ func eachLine(r io.Reader, w io.Writer, answer func(dst, line []byte) ([]byte, e
 		}
 		if err != nil {
 			return err
-		}
-	}
-}
-
-// readLine returns the next line in freshly allocated memory, because results may refer to it.
-func readLine(in *bufio.Reader) ([]byte, error) {
-	var line []byte
-	for {
-		part, err := in.ReadSlice('\n')
-		line = append(line, part...)
-		if len(line) > maxLine {
-			return nil, fmt.Errorf("a line of more than %d bytes", maxLine)
-		}
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			return line, err
 		}
 	}
 }

@@ -21,7 +21,6 @@ var ErrNoOracle = errors.New("the engine has no endpoint that returns the ids of
 type Oracle struct {
 	Engine Engine
 	URL    string // such as http://10.0.0.7:8000
-	Client *http.Client
 	// Timeout bounds one query. 0: 5 s.
 	Timeout time.Duration
 }
@@ -44,7 +43,7 @@ func (o *Oracle) IDs(ctx context.Context, req *body.Request) (ids []uint32, aske
 	if asked, err = body.Parse(body.Tokenize, raw); err != nil {
 		return nil, nil, err
 	}
-	answer, err := post(ctx, o.Client, o.Timeout, strings.TrimRight(o.URL, "/")+path, raw)
+	answer, err := post(ctx, o.Timeout, strings.TrimRight(o.URL, "/")+path, raw)
 	if err != nil {
 		return nil, asked, err
 	}
@@ -73,7 +72,7 @@ func (o *Oracle) renderedIDs(ctx context.Context, req *body.Request) ([]uint32, 
 	if req.API == body.Responses {
 		path = "/v1/responses/render"
 	}
-	answer, err := post(ctx, o.Client, o.Timeout, strings.TrimRight(o.URL, "/")+path, req.Body)
+	answer, err := post(ctx, o.Timeout, strings.TrimRight(o.URL, "/")+path, req.Body)
 	if errors.Is(err, errNoEndpoint) {
 		return nil, ErrNoOracle
 	}
@@ -118,7 +117,7 @@ func (o *Oracle) question(req *body.Request) (path string, data []byte, err erro
 
 // post sends a JSON body and reads the JSON response. A 4xx status is returned as a *Refusal with
 // the engine's message.
-func post(ctx context.Context, client *http.Client, timeout time.Duration, url string, raw []byte) ([]byte, error) {
+func post(ctx context.Context, timeout time.Duration, url string, raw []byte) ([]byte, error) {
 	if timeout <= 0 {
 		timeout = 5 * time.Second
 	}
@@ -129,10 +128,7 @@ func post(ctx context.Context, client *http.Client, timeout time.Duration, url s
 		return nil, err
 	}
 	r.Header.Set("Content-Type", "application/json")
-	if client == nil {
-		client = http.DefaultClient
-	}
-	resp, err := client.Do(r)
+	resp, err := http.DefaultClient.Do(r)
 	if err != nil {
 		return nil, err
 	}
@@ -148,10 +144,10 @@ func post(ctx context.Context, client *http.Client, timeout time.Duration, url s
 			return nil, fmt.Errorf("%s: %w", url, err)
 		}
 		return answer, nil
-	case resp.StatusCode >= 400 && resp.StatusCode < 500 && resp.StatusCode != http.StatusNotFound && resp.StatusCode != http.StatusForbidden:
-		return nil, &Refusal{Status: resp.StatusCode, Reason: messageOf(answer)}
 	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusForbidden:
 		return nil, fmt.Errorf("%s: status %d: %s: %w", url, resp.StatusCode, messageOf(answer), errNoEndpoint)
+	case resp.StatusCode >= 400 && resp.StatusCode < 500:
+		return nil, &Refusal{Status: resp.StatusCode, Reason: messageOf(answer)}
 	default:
 		return nil, fmt.Errorf("%s: status %d: %s", url, resp.StatusCode, messageOf(answer))
 	}

@@ -111,8 +111,7 @@ func TestCheckerSamplesInService(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	f, s := startEngine(t)
 	differences := make(chan *Difference, 100)
-	client := &http.Client{Transport: &http.Transport{}}
-	c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: s.URL, Client: client}, CheckerOptions{
+	c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: s.URL}, CheckerOptions{
 		Every: 10, OnState: func(_ State, d *Difference) { differences <- d },
 	})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -146,7 +145,7 @@ func TestCheckerSamplesInService(t *testing.T) {
 	}
 	cancel()
 	<-done
-	client.CloseIdleConnections()
+	http.DefaultClient.CloseIdleConnections()
 	s.Close()
 }
 
@@ -203,25 +202,23 @@ func TestRemoteRenders(t *testing.T) {
 
 func TestRemoteBreaker(t *testing.T) {
 	f, s := startEngine(t)
-	now := time.Unix(1000, 0)
 	var outcomes []error
-	r := &Remote{URL: s.URL, Failures: 2, Pause: time.Second, Timeout: 20 * time.Millisecond, Now: func() time.Time { return now },
-		OnCall: func(_ time.Duration, err error) { outcomes = append(outcomes, err) }}
+	r := &Remote{URL: s.URL, Timeout: 20 * time.Millisecond, OnCall: func(err error) { outcomes = append(outcomes, err) }}
 	req, err := body.Parse(body.Completions, []byte(`{"prompt":"a"}`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	call := func() error { _, err := r.Prompt(t.Context(), req); return err }
 	f.slow.Store(true)
-	for i := range 2 {
+	for i := range breakerFailures {
 		if err := call(); err == nil || errors.Is(err, ErrBreakerOpen) {
 			t.Fatalf("call %d: %v", i, err)
 		}
 	}
 	if err := call(); !errors.Is(err, ErrBreakerOpen) {
-		t.Fatalf("third call: %v", err)
+		t.Fatalf("call of an open breaker: %v", err)
 	}
-	now = now.Add(time.Second)
+	r.until = time.Now() // the pause is over
 	if err := call(); err == nil || errors.Is(err, ErrBreakerOpen) {
 		t.Fatalf("trial: %v", err)
 	}
@@ -229,12 +226,12 @@ func TestRemoteBreaker(t *testing.T) {
 		t.Fatalf("after a failed trial: %v", err)
 	}
 	f.slow.Store(false)
-	now = now.Add(time.Second)
+	r.until = time.Now() // the pause is over
 	r.Timeout = 2 * time.Second
 	if err := call(); err != nil {
 		t.Fatalf("second trial: %v", err)
 	}
-	if err := call(); err != nil || len(outcomes) != 7 {
+	if err := call(); err != nil || len(outcomes) != breakerFailures+5 {
 		t.Fatalf("closed again: %v, %d outcomes", err, len(outcomes))
 	}
 }

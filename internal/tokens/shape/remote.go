@@ -3,7 +3,6 @@ package shape
 import (
 	"context"
 	"errors"
-	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -19,22 +18,22 @@ var ErrBreakerOpen = errors.New("remote renderer: breaker open")
 // before first use.
 type Remote struct {
 	URL     string
-	Client  *http.Client
 	Timeout time.Duration // per call; 0: 5 s
-	// Failures is the number of consecutive failures that open the breaker (0: 5), Pause the time
-	// until one call is let through again (0: 10 s).
-	Failures int
-	Pause    time.Duration
-	// Now is the clock; nil: time.Now.
-	Now func() time.Time
-	// OnCall is called after every call with its duration and error, including ErrBreakerOpen. It
+	// OnCall, if not nil, is called after every call with its error, including ErrBreakerOpen. It
 	// must not block.
-	OnCall func(took time.Duration, err error)
+	OnCall func(err error)
 
 	mu     sync.Mutex
 	failed int
 	until  time.Time
 }
+
+// breakerFailures is the number of consecutive failures that open the breaker, breakerPause the
+// time until one call is let through again.
+const (
+	breakerFailures = 5
+	breakerPause    = 10 * time.Second
+)
 
 var renderPaths = map[body.API]string{
 	body.Chat:        "/v1/chat/completions/render",
@@ -50,16 +49,15 @@ func (r *Remote) Prompt(ctx context.Context, req *body.Request) (Result, error) 
 	if !ok {
 		return Result{}, ErrNoOracle
 	}
-	start := r.now()
-	if !r.allow(start) {
-		r.tell(0, ErrBreakerOpen)
-		return Result{}, ErrBreakerOpen
+	res, err := Result{}, ErrBreakerOpen
+	if r.allow() {
+		res, err = r.call(ctx, path, req)
+		_, refused := errors.AsType[*Refusal](err)
+		r.done(err == nil || refused || ctx.Err() != nil)
 	}
-	res, err := r.call(ctx, path, req)
-	_, refused := errors.AsType[*Refusal](err)
-	end := r.now()
-	r.done(end, err == nil || refused || ctx.Err() != nil)
-	r.tell(end.Sub(start), err)
+	if r.OnCall != nil {
+		r.OnCall(err)
+	}
 	return res, err
 }
 
@@ -68,7 +66,7 @@ func (r *Remote) call(ctx context.Context, path string, req *body.Request) (Resu
 	if err != nil {
 		return Result{}, err
 	}
-	answer, err := post(ctx, r.Client, r.Timeout, strings.TrimRight(r.URL, "/")+path, raw)
+	answer, err := post(ctx, r.Timeout, strings.TrimRight(r.URL, "/")+path, raw)
 	if err != nil {
 		return Result{}, err
 	}
@@ -92,54 +90,27 @@ func renderedIDs(answer []byte) ([]uint32, int, error) {
 }
 
 // allow reports whether the renderer may be called; after the pause one call at a time may try.
-func (r *Remote) allow(now time.Time) bool {
+func (r *Remote) allow() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.failed < r.failures() {
-		return true
+	now := time.Now()
+	if r.failed >= breakerFailures {
+		if now.Before(r.until) {
+			return false
+		}
+		r.until = now.Add(breakerPause)
 	}
-	if now.Before(r.until) {
-		return false
-	}
-	r.until = now.Add(r.pause())
 	return true
 }
 
-func (r *Remote) done(now time.Time, ok bool) {
+func (r *Remote) done(ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if ok {
 		r.failed = 0
 		return
 	}
-	if r.failed++; r.failed >= r.failures() {
-		r.until = now.Add(r.pause())
-	}
-}
-
-func (r *Remote) failures() int {
-	if r.Failures > 0 {
-		return r.Failures
-	}
-	return 5
-}
-
-func (r *Remote) pause() time.Duration {
-	if r.Pause > 0 {
-		return r.Pause
-	}
-	return 10 * time.Second
-}
-
-func (r *Remote) now() time.Time {
-	if r.Now != nil {
-		return r.Now()
-	}
-	return time.Now()
-}
-
-func (r *Remote) tell(took time.Duration, err error) {
-	if r.OnCall != nil {
-		r.OnCall(took, err)
+	if r.failed++; r.failed >= breakerFailures {
+		r.until = time.Now().Add(breakerPause)
 	}
 }
