@@ -200,7 +200,6 @@ func (a *applier) target(rank int32) kvindex.Target {
 	if rank == kvindex.NoRank {
 		return t
 	}
-	rank -= a.src.StartRank
 	if a.src.RankFromBatch {
 		switch {
 		case rank >= maxRanks:

@@ -358,7 +358,6 @@ func TestRanksAndBlockSizes(t *testing.T) {
 	}{
 		"rank of the batch":              {feed.Source{Rank: kvindex.NoRank, RankFromBatch: true}, stored(4, 3), "w/3 +[1]", ""},
 		"no rank in the batch":           {feed.Source{Rank: kvindex.NoRank, RankFromBatch: true}, stored(4, nil), "w +[1]", ""},
-		"global to local rank":           {feed.Source{Rank: kvindex.NoRank, RankFromBatch: true, StartRank: 8}, stored(4, 9), "w/1 +[1]", ""},
 		"a worker without ranks":         {feed.Source{Rank: kvindex.NoRank}, stored(4, 0), "w +[1]", ""},
 		"configured rank, another named": {feed.Source{Rank: 1}, stored(4, 0), "w/1 +[1]", feed.WrongRank},
 		"block size adopted":             {feed.Source{Rank: kvindex.NoRank}, stored(64, nil), "w +[1]", ""},

@@ -121,8 +121,8 @@ func (f *Feed) polled(body []byte) error {
 		}
 		rank := f.src.Rank
 		if head.Rank != nil && *head.Rank >= 0 {
-			rank = *head.Rank - f.src.StartRank
-			if f.src.RankFromBatch && (rank < 0 || rank >= maxRanks) {
+			rank = *head.Rank
+			if f.src.RankFromBatch && rank >= maxRanks {
 				f.main.wrongRank(rank)
 				continue
 			}

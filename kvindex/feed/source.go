@@ -25,9 +25,6 @@ type Source struct {
 	Rank int32
 	// RankFromBatch takes the rank from each batch.
 	RankFromBatch bool
-	// StartRank is subtracted from a batch's rank: engines that span several nodes publish the
-	// global rank, while requests use the local one.
-	StartRank int32
 	// BlockSize is the worker's configured block size in tokens; 0 adopts that of its events.
 	BlockSize int
 

@@ -75,19 +75,19 @@ type Options struct {
 }
 
 // TimeModel gives the duration of a step of a rank:
-// A + P·prefill tokens + Q·Σ chunk·(start + chunk/2) + B·decoding requests + C·resident tokens of decoding requests.
+// A + P·prefill tokens + Q·Σ chunk·(start + chunk/2) + B·decoding requests + C·resident tokens of decoding requests, where
+// Q and C are picoseconds.
 // The constants of public figures for a 70B model are in D70.
 type TimeModel struct {
-	A, P, Q, B, C time.Duration
-	// QPico and CPico are Q and C in picoseconds, for constants under a nanosecond; they are added.
-	QPico, CPico int64
-	Budget       int     // tokens per step, default 8192
-	MaxSeqs      int     // concurrent requests, default 256
-	Scale        float64 // of real time; 0 means that steps take no time
+	A, P, B time.Duration
+	Q, C    float64
+	Budget  int     // tokens per step, default 8192
+	MaxSeqs int     // concurrent requests, default 256
+	Scale   float64 // of real time; 0 means that steps take no time
 }
 
 // D70 stands for a dense 70B model in FP8 on four H100 as one rank.
-var D70 = TimeModel{A: 10 * time.Millisecond, P: 50 * time.Microsecond, QPico: 1300, B: 30 * time.Microsecond, CPico: 35_000, Budget: 8192, MaxSeqs: 256, Scale: 1}
+var D70 = TimeModel{A: 10 * time.Millisecond, P: 50 * time.Microsecond, Q: 1300, B: 30 * time.Microsecond, C: 35_000, Budget: 8192, MaxSeqs: 256, Scale: 1}
 
 // load is the work of a step.
 type load struct {
@@ -96,8 +96,7 @@ type load struct {
 }
 
 func (m TimeModel) step(l load) time.Duration {
-	ps := float64(m.A+m.P*time.Duration(l.prefill)+m.B*time.Duration(l.decoding)+m.C*time.Duration(l.resident))*1000 +
-		(float64(m.Q)*1000+float64(m.QPico))*l.quadratic + float64(m.CPico)*float64(l.resident)
+	ps := float64(m.A+m.P*time.Duration(l.prefill)+m.B*time.Duration(l.decoding))*1000 + m.Q*l.quadratic + m.C*float64(l.resident)
 	return time.Duration(ps / 1000 * m.Scale)
 }
 
@@ -197,7 +196,7 @@ func (o *Options) complete() error {
 		return fmt.Errorf("%d blocks on each of %d ranks: want 2 to %d, and at most %d on all", o.Blocks, o.Ranks, maxBlocks, maxAllBlocks)
 	case o.MaxModelLen < 0:
 		return fmt.Errorf("max model len %d: want a number of tokens, or 0 for what the blocks hold", o.MaxModelLen)
-	case min(o.Time.A, o.Time.P, o.Time.B, o.Time.C, o.Time.Q) < 0:
+	case min(o.Time.A, o.Time.P, o.Time.B) < 0:
 		return errors.New("the times of a step (step-base, step-prefill, step-decode) are from 0 on")
 	case !(o.Time.Scale >= 0 && o.Time.Scale <= maxScale):
 		return fmt.Errorf("time scale %g: want 0 to %g", o.Time.Scale, float64(maxScale))

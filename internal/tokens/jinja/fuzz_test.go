@@ -6,7 +6,7 @@ import (
 )
 
 // fuzzEnv bounds the cost of every input.
-var fuzzEnv = Env{Now: renderedAt, MaxOutput: 1 << 16, MaxSteps: 20000, MaxMemory: 1 << 20, MaxDepth: 50}
+var fuzzEnv = Env{Now: renderedAt, MaxOutput: 1 << 16, MaxSteps: 20000, MaxMemory: 1 << 20}
 
 func FuzzRender(f *testing.F) {
 	doc := readGolden(f, "testdata/golden.json.gz")

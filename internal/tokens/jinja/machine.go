@@ -25,7 +25,6 @@ type machine struct {
 	stop      <-chan struct{}
 	memory    int
 	depth     int
-	maxDepth  int
 }
 
 func (m *machine) step() {
@@ -105,7 +104,7 @@ func (m *machine) chargeRepeat(n int64, size int) {
 }
 
 func (m *machine) enterCall() {
-	if m.depth++; m.depth > m.maxDepth {
+	if m.depth++; m.depth > maxCalls {
 		raisef("RecursionError", "maximum recursion depth exceeded")
 	}
 	m.step()

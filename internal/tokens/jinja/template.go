@@ -18,8 +18,6 @@ type Env struct {
 	MaxSteps int
 	// MaxMemory bounds the bytes of all intermediate values; 0 means 1 GiB.
 	MaxMemory int
-	// MaxDepth bounds nested macro calls and recursive loops; 0 means 200.
-	MaxDepth int
 	// Stop ends the rendering, with an error of class Stopped, once it is closed; nil means
 	// never.
 	Stop <-chan struct{}
@@ -30,7 +28,7 @@ const (
 	defaultMaxOutput = 64 << 20
 	defaultMaxSteps  = 20_000_000
 	defaultMaxMemory = 1 << 30
-	defaultMaxDepth  = 200
+	maxCalls         = 200 // nested macro calls
 )
 
 // RequestEnv returns the bounds for rendering a template that a client supplied; size is the
@@ -69,7 +67,6 @@ func (t *Template) Render(dst []byte, ctx *Dict, env Env) (out []byte, err error
 		maxOutput: cmp.Or(env.MaxOutput, defaultMaxOutput),
 		steps:     cmp.Or(env.MaxSteps, defaultMaxSteps),
 		memory:    cmp.Or(env.MaxMemory, defaultMaxMemory),
-		maxDepth:  cmp.Or(env.MaxDepth, defaultMaxDepth),
 		stop:      env.Stop,
 	}
 	if m.stop != nil {
