@@ -226,9 +226,6 @@ func (m *v4Message) check41(msg *jinja.Dict) error {
 			return refuse("DeepSeek V4.1 supports text and image content only")
 		}
 	}
-	if truth(msg, "late") {
-		return refuse("cannot pickle 'pydantic_core._pydantic_core.ValidatorIterator' object")
-	}
 	if !slices.Contains(v41Roles, m.role) {
 		return refuse("Invalid role: %s", m.role)
 	}

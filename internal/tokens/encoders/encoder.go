@@ -48,7 +48,7 @@ const (
 	// A part that is an image or video has the type image, and audio the type audio; their text is
 	// the caller's mark.
 	Original
-	// Read: as Original, without contents that vLLM's request model leaves to be read later. late tells of such calls.
+	// Read: as Original, without contents that vLLM's request model leaves to be read later.
 	Read
 )
 

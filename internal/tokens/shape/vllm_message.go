@@ -102,14 +102,12 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 			}
 		}
 	}
-	late := false // calls that vLLM did not read
 	if s.read && !s.converted {
 		parts, isList := content.AsList()
 		_, isDict := content.AsDict()
-		if late = readLate(msg, parts, known, own); late && (isList || isDict) {
+		if (isList || isDict) && readLate(msg, parts, known, own) {
 			return v, refuse("cannot pickle 'pydantic_core._pydantic_core.ValidatorIterator' object")
 		}
-		late = late && member(msg, "tool_calls").Truth()
 	}
 	original := content
 	if role == roleSystem {
@@ -135,8 +133,10 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 			out.Set("tool_call_id", id)
 		}
 	}
-	if name, has, _ := textOf(msg, "name"); has {
+	if name, has, none := textOf(msg, "name"); has {
 		out.Set("name", jinja.String(name))
+	} else if !none && s.read && member(msg, "name").Truth() {
+		return v, encoders.ErrMissing // printed as Python does
 	}
 	if task, has, _ := textOf(msg, "task"); has {
 		out.Set("task", jinja.String(task))
@@ -146,7 +146,6 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 	}
 	if s.read {
 		out.Set("task", member(msg, "task"))
-		out.Set("late", jinja.Bool(late))
 		for _, key := range [...]string{"response_format", "wo_eos", "content_blocks"} {
 			if _, has := msg.Get(key); has {
 				return v, encoders.ErrMissing
@@ -329,7 +328,7 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 				wrapped = append(wrapped, parts[i])
 				continue
 			}
-			text, media, err := s.part(parts[i], s.references && !slices.Contains(vllmRoles, role))
+			text, media, err := s.part(parts[i], s.read || s.references && !slices.Contains(vllmRoles, role))
 			if err != nil {
 				return v, err
 			}
@@ -389,7 +388,8 @@ func hasNoText(v jinja.Value) bool {
 	return ok && member(part, key).IsNone()
 }
 
-// part returns the text of a part, or reports that it is media. unread: an encoder does not read the text, which need not be one.
+// part returns the text of a part, or reports that it is media. unread: the encoder reads the text itself, or none; another
+// value need not be refused.
 func (s *vllmShape) part(v jinja.Value, unread bool) (text string, media bool, err error) {
 	part, ok := v.AsDict()
 	if !ok {
