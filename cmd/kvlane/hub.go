@@ -83,7 +83,7 @@ func awaitTokenizer(ctx context.Context, m config.Model, log zerolog.Logger) (fs
 		if errors.Is(err, hub.ErrRefused) || ctx.Err() != nil {
 			return nil, err
 		}
-		log.Warn().Str("model", m.Name).Err(err).Dur("retry_in", wait).Msg("the model hub did not answer")
+		log.Warn().Str("model", m.Name).Err(err).Dur("retry_in_ms", wait).Msg("the model hub did not answer")
 		select {
 		case <-ctx.Done():
 			return nil, err

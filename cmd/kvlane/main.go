@@ -19,6 +19,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/kvlane/kvlane/internal/observe"
 )
 
 // version is set by the linker.
@@ -96,9 +98,45 @@ type failure struct{ error }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // the second signal ends the process
 	code := run(ctx, streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}, os.Args[1:])
 	stop()
 	os.Exit(code)
+}
+
+// errInterrupted is the error of a command that a signal ended.
+var errInterrupted = errors.New("interrupted")
+
+// input is a command's input until its context ends, so that a signal ends a command that waits for input. On a terminal it
+// says how the input ends.
+type input struct {
+	ctx   context.Context //nolint:containedctx // a Reader takes none
+	from  stdio.Reader
+	hints stdio.Writer
+	begun bool
+}
+
+func (in *input) Read(p []byte) (n int, err error) {
+	if !in.begun && observe.Terminal(in.from) {
+		fmt.Fprintln(in.hints, "reading from the terminal: Ctrl-D ends the input")
+	}
+	in.begun = true
+	type part struct {
+		bytes []byte
+		err   error
+	}
+	read := make(chan part, 1)
+	go func() { // a blocked read cannot be ended, but left
+		text := make([]byte, len(p))
+		n, err := in.from.Read(text)
+		read <- part{text[:n], err}
+	}()
+	select {
+	case got := <-read:
+		return copy(p, got.bytes), got.err
+	case <-in.ctx.Done():
+		return 0, errInterrupted
+	}
 }
 
 func run(ctx context.Context, io streams, args []string) int {
@@ -109,6 +147,7 @@ func run(ctx context.Context, io streams, args []string) int {
 	case len(args) == 1 && args[0] == "--version":
 		args[0] = "version"
 	}
+	io.in = &input{ctx: ctx, from: io.in, hints: io.err}
 	root := rootCommand(io)
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)

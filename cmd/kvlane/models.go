@@ -73,7 +73,7 @@ func newModel(ctx context.Context, m config.Model, metrics *observe.Metrics, log
 	if m.Check.Disabled {
 		log.Warn().Str("model", m.Name).Msg("check.disabled: the model's ids are never compared with an engine's; if they differ, it goes unnoticed")
 	}
-	log.Info().Str("model", m.Name).Dur("took", time.Since(begin)).Msg("tokenizer loaded")
+	log.Info().Str("model", m.Name).Dur("took_ms", time.Since(begin)).Msg("tokenizer loaded")
 	return s, nil
 }
 

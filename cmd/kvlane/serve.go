@@ -100,7 +100,7 @@ func runServe(ctx context.Context, io streams, args []string) error {
 			}
 			continue
 		case <-ctx.Done():
-			log.Info().Dur("drain", c.Drain.Std()).Msg("draining")
+			log.Info().Dur("drain_ms", c.Drain.Std()).Msg("draining")
 			s.draining.Store(true)
 			drain, cancel := context.WithTimeout(context.Background(), c.Drain.Std())
 			s.server.Drain(drain)
@@ -485,7 +485,7 @@ func (s *service) becomeReady(ctx context.Context) {
 	for _, pool := range s.kube.missing() {
 		s.log.Warn().Str("pool", pool).Msg("ready, but this InferencePool does not exist: requests for it are answered 503")
 	}
-	s.log.Info().Dur("after", time.Since(s.started)).Msg("ready")
+	s.log.Info().Dur("after_ms", time.Since(s.started)).Msg("ready")
 }
 
 // close stops everything that startService started.

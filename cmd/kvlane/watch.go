@@ -187,10 +187,8 @@ func runTop(ctx context.Context, io streams, args []string) error {
 		return usageError{"--every must be 100ms or more, --n 1 or more"}
 	}
 	home := ""
-	if file, ok := io.out.(*os.File); ok {
-		if info, err := file.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
-			home = "\x1b[H\x1b[2J"
-		}
+	if observe.Terminal(io.out) {
+		home = "\x1b[H\x1b[2J"
 	}
 	tick := time.NewTicker(*every)
 	defer tick.Stop()

@@ -141,5 +141,5 @@ func (j *job) log() {
 		line.Str("prefill", e.Prefill)
 	}
 	line.Str("target", e.Target).Str("endpoint", e.Endpoint).Str("via", e.Via).Int64("prompt_tokens", e.PromptTokens).
-		Int64("matched_tokens", e.Matched).Str("degraded", e.Degraded).Dur("took", j.clock.Sub(j.began)).Msg("routed")
+		Int64("matched_tokens", e.Matched).Str("degraded", e.Degraded).Dur("took_ms", j.clock.Sub(j.began)).Msg("routed")
 }

@@ -3,11 +3,14 @@
 package observe
 
 import (
+	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/mattn/go-isatty"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/rs/zerolog"
@@ -198,11 +201,23 @@ func Rank(rank int32) string {
 	return strconv.Itoa(int(rank))
 }
 
-// Logger returns a JSON logger with times in UTC.
+// Logger returns a logger for people if w is a terminal, else one of JSON lines with times in UTC.
 func Logger(w io.Writer, level string) (zerolog.Logger, error) {
 	l, err := zerolog.ParseLevel(level)
 	if err != nil {
 		return zerolog.Nop(), err
 	}
-	return zerolog.New(w).Level(l).With().Timestamp().Logger(), nil
+	if Terminal(w) { // texts of others may be in messages; other values are quoted by zerolog
+		w = zerolog.ConsoleWriter{Out: w, TimeFormat: "15:04:05.000", FormatMessage: func(text any) string { return inLine(fmt.Sprint(text)) }}
+	}
+	at := zerolog.HookFunc(func(e *zerolog.Event, _ zerolog.Level, _ string) {
+		e.Str(zerolog.TimestampFieldName, time.Now().UTC().Format("2006-01-02T15:04:05.000Z07:00"))
+	})
+	return zerolog.New(w).Level(l).Hook(at), nil
+}
+
+// Terminal reports whether a reader or writer is a terminal.
+func Terminal(f any) bool {
+	file, ok := f.(*os.File)
+	return ok && isatty.IsTerminal(file.Fd())
 }

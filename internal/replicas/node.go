@@ -365,9 +365,9 @@ func (n *Node) look() {
 	}
 	switch after := time.Since(n.started); {
 	case s.Connected && s.Synced && !n.expects() && (n.store == nil || n.store.tried.Load()):
-		n.log.Info().Int("replicas", len(known)+1).Dur("after", after).Msg("replicas: in step")
+		n.log.Info().Int("replicas", len(known)+1).Dur("after_ms", after).Msg("replicas: in step")
 	case after > n.o.Config.SyncTimeout.Std():
-		n.log.Warn().Int("replicas", len(known)+1).Dur("after", after).Msg("replicas: fleet.sync_timeout has passed: ready without the state of all others")
+		n.log.Warn().Int("replicas", len(known)+1).Dur("after_ms", after).Msg("replicas: fleet.sync_timeout has passed: ready without the state of all others")
 	default:
 		return
 	}
