@@ -68,7 +68,7 @@ func TestAStoredResponseIsContinuedByTheEngineThatHasIt(t *testing.T) {
 	}
 }
 
-// emptyBody is a body that ends before its first byte; http.NoBody would be sent without trailers.
+// emptyBody is a body that ends before its first byte; net/http sends no trailers after one that it knows to be empty.
 type emptyBody struct{}
 
 func (emptyBody) Read([]byte) (int, error) { return 0, io.EOF }
