@@ -122,7 +122,7 @@ $(GOTESTSUM):
 	GOBIN=$(BIN) go install gotest.tools/gotestsum@$(GOTESTSUM_VERSION)
 	@mv $(BIN)/gotestsum $@
 
-.PHONY: e2e-vllm e2e-sglang e2e-pd e2e-images
+.PHONY: e2e-vllm e2e-sglang e2e-pd e2e-images e2e-handids
 e2e-vllm: envoy ## Runs Kvlane and Envoy in front of a stock vLLM on this CPU (installs 2.4 GB once)
 	@./e2e/engines/install.sh $(TOOLS)/engines vllm
 	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestVLLM$$' ./e2e/engines
@@ -139,6 +139,10 @@ e2e-images: envoy ## The same with a vision model, which needs torchvision
 	@./e2e/engines/install.sh $(TOOLS)/engines vllm
 	@test -d $(TOOLS)/engines/torchvision || $(TOOLS)/engines/vllm/bin/pip install -q --no-deps --target $(TOOLS)/engines/torchvision torchvision==0.28.0
 	PYTHONPATH=$(abspath $(TOOLS)/engines/torchvision) KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestImages$$' ./e2e/engines
+
+e2e-handids: envoy ## Compares the answers of a stock vLLM to requests with ids in the place of the text (2.4 GB)
+	@./e2e/engines/install.sh $(TOOLS)/engines vllm
+	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestHandedIDs$$' ./e2e/engines
 
 RECORDINGS ?= e2e/engines/recordings
 .PHONY: truth

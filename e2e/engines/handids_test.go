@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -106,8 +107,8 @@ func joined(stream []byte) []byte {
 	walk = func(key string, v any) {
 		switch v := v.(type) {
 		case map[string]any:
-			for k, inner := range v {
-				walk(k, inner)
+			for _, k := range slices.Sorted(maps.Keys(v)) {
+				walk(k, v[k])
 			}
 		case []any:
 			for _, inner := range v {
