@@ -113,7 +113,7 @@ func (r *replicaSet) at(i int, name string, labels ...string) float64 {
 
 // talk runs conversations concurrently, some of them siblings with a common beginning, and
 // returns the numbers of conversations with an answer that was not 200, and with turns that
-// were sent to different targets. Each begins so long after the one before.
+// were sent to different targets. Each begins this long after the one before.
 func (r *replicaSet) talk(seed string, conversations, turns int, after time.Duration) (failed, moved int) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
