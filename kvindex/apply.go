@@ -410,7 +410,7 @@ func (x *Index) storeKnown(s Slot, t Tier, group int32, id uint32, from int, nam
 		} else if group == st.group && x.twins == 0 {
 			n = g.lacks(s, t, from, to)
 			for blockNames, i := g.names()[from:], 0; i < n; i++ {
-				if name := nonzero(names[i]); name != blockNames[i] || st.aliases.stand(name) {
+				if known := blockNames[i]; known != nonzero(names[i]) || st.aliases.stand(known) {
 					n = i
 				}
 			}

@@ -2,6 +2,7 @@ package kvindex
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -86,6 +87,19 @@ func TestABlockStoredTwiceConcernsNoOther(t *testing.T) {
 	apply(s, Stored, names, content)
 	if x.names.live > 4 {
 		t.Errorf("got %d names in the table, want those of three first blocks", x.names.live)
+	}
+	backward := slices.Clone(names)
+	slices.Reverse(backward)
+	for _, list := range [][]EngineHash{names, backward} {
+		if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: names[32:33], Parent: names[31], HasParent: true}, content[32:33]); err != nil {
+			t.Fatal(err)
+		}
+		apply(s, Removed, list, nil)
+		if n := x.Stats().HolderBlocks; n != 1+64+64+1 {
+			t.Fatalf("got %d blocks held, want one of the chain of 64, in which one was stored twice, and 129 others", n)
+		}
+		apply(s, Removed, names[32:33], nil)
+		apply(s, Stored, names, content)
 	}
 	for _, list := range [][]EngineHash{names, sharedNames} {
 		apply(s, Removed, list, nil)
