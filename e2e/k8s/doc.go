@@ -11,5 +11,5 @@
 // When the process ends, however it ends, the kernel ends all of the rest.
 //
 // `make test-k8s` builds the tools and runs it; it needs root for namespaces.
-// able.sh tells whether a machine can run it.
+// able.sh reports whether a machine can run it.
 package k8s
