@@ -32,7 +32,7 @@ var mutants = []struct {
 	},
 	{
 		"a replica that leaves takes the bookings of the others", "routing/remote.go",
-		"res == nil || res.remote.key.replica != replica {", `res == nil || res.remote.key.replica == "" {`, "TestCore", false,
+		"res.remote.key.replica == replica &&", `res.remote.key.replica != "" &&`, "TestCore", false,
 	},
 	{
 		"remote bookings do not expire", "routing/remote.go",
