@@ -171,8 +171,8 @@ func (t *Tokenizer) rebuild(f *file, head *modelHead) error {
 		}
 		return []byte(text)
 	}
-	charsmap := f.Normalizer
-	f.Normalizer, f.PreTokenizer = part(own.normalizer), part(own.preTokenizer)
+	charsmap := f.normalizer
+	f.normalizer, f.preTokenizer = part(own.normalizer), part(own.preTokenizer)
 	if (own.unkID != 0) != (head.Type == "Unigram") {
 		return unsupported("tokenizer class %s with a model of another type", class)
 	}
@@ -184,12 +184,12 @@ func (t *Tokenizer) rebuild(f *file, head *modelHead) error {
 			}
 		}
 		var err error
-		if f.Normalizer, err = onlyCharsmap(charsmap); err != nil || !t.config.llama.addPrefixSpace {
+		if f.normalizer, err = onlyCharsmap(charsmap); err != nil || !t.config.llama.addPrefixSpace {
 			return unsupported("tokenizer class %s without add_prefix_space or with an unknown normalizer", class)
 		}
 	}
 	if own.noPost || own.unkID != 0 {
-		f.PostProcessor = nil
+		f.postProcessor = nil
 	}
 	head.ByteFallback, head.FuseUnk, head.IgnoreMerges = own.model.ByteFallback, own.model.FuseUnk, false
 	return nil

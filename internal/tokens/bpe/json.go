@@ -9,11 +9,14 @@ import (
 	"unicode/utf8"
 )
 
+// maxJSONDepth bounds the nesting of skipped JSON.
+const maxJSONDepth = 200
+
 // errJSON is wrapped by every error of scanner.
 var errJSON = errors.New("malformed JSON")
 
-// scanner reads the tables of a tokenizer.json in place: with their 200,000 entries encoding/json
-// is too slow. It is given valid JSON.
+// scanner reads JSON in place. It is used only for tokenizer.json, whose maps of 200,000 entries
+// make encoding/json too slow.
 type scanner struct {
 	b  []byte
 	at int
@@ -155,17 +158,39 @@ func (s *scanner) uint(limit uint32) (uint32, error) {
 	return uint32(v), nil
 }
 
-// number reads a number as it is written.
-func (s *scanner) number() (string, error) {
+// raw skips a value and returns its bytes. Only the nesting is checked.
+func (s *scanner) raw() ([]byte, error) {
 	s.peek()
 	from := s.at
-	for s.at < len(s.b) && (s.b[s.at] >= '0' && s.b[s.at] <= '9' || strings.IndexByte("+-.eE", s.b[s.at]) >= 0) {
-		s.at++
+	for depth := 0; ; {
+		switch c := s.peek(); {
+		case c == '"':
+			if err := s.skipString(); err != nil {
+				return nil, err
+			}
+		case c == '{' || c == '[':
+			s.at++
+			if depth++; depth > maxJSONDepth {
+				return nil, s.fail("nested too deeply")
+			}
+			continue
+		case depth > 0 && (c == '}' || c == ']'):
+			s.at++
+			depth--
+		case depth > 0 && (c == ',' || c == ':'):
+			s.at++
+			continue
+		case isScalarByte(c):
+			for s.at < len(s.b) && isScalarByte(s.b[s.at]) {
+				s.at++
+			}
+		default:
+			return nil, s.fail("want a value")
+		}
+		if depth == 0 {
+			return s.b[from:s.at], nil
+		}
 	}
-	if s.at == from {
-		return "", s.fail("want a number")
-	}
-	return string(s.b[from:s.at]), nil
 }
 
 // skipString skips a string without decoding it.
@@ -180,4 +205,8 @@ func (s *scanner) skipString() error {
 		}
 	}
 	return s.fail("unterminated string")
+}
+
+func isScalarByte(c byte) bool {
+	return c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z' || c == '-' || c == '+' || c == '.'
 }

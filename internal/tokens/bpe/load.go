@@ -3,7 +3,6 @@ package bpe
 import (
 	"bytes"
 	"compress/gzip"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -55,23 +54,29 @@ func Load(fsys fs.FS) (*Tokenizer, error) {
 
 // file is tokenizer.json with its parts unparsed.
 type file struct {
-	Model         *modelHead      `json:"model"`
-	Added         json.RawMessage `json:"added_tokens"`
-	Normalizer    json.RawMessage `json:"normalizer"`
-	PreTokenizer  json.RawMessage `json:"pre_tokenizer"`
-	PostProcessor json.RawMessage `json:"post_processor"`
+	model, added, normalizer, preTokenizer, postProcessor []byte
 }
 
 func parse(raw []byte, config Config) (*Tokenizer, error) {
 	var f file
-	if err := json.Unmarshal(raw, &f); err != nil {
-		return nil, fmt.Errorf("%w: %w", errJSON, err)
+	s := &scanner{b: raw}
+	parts := map[string]*[]byte{
+		"model": &f.model, "added_tokens": &f.added, "normalizer": &f.normalizer,
+		"pre_tokenizer": &f.preTokenizer, "post_processor": &f.postProcessor,
 	}
-	t, head := newTokenizer(config), f.Model
-	if head == nil {
-		return nil, fmt.Errorf("%w: no model", errJSON)
+	if err := s.object(func(key []byte) error {
+		to := parts[string(key)]
+		value, err := s.raw()
+		if to != nil {
+			*to = value
+		}
+		return err
+	}); err != nil {
+		return nil, err
 	}
-	if err := head.check(); err != nil {
+	t := newTokenizer(config)
+	head, err := readHead(f.model)
+	if err != nil {
 		return nil, err
 	}
 	if err := t.rebuild(&f, head); err != nil {
@@ -80,10 +85,10 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 	if err := t.readPipelineAndModel(&f, head); err != nil {
 		return nil, err
 	}
-	if err := t.readAdded(f.Added); err != nil {
+	if err := t.readAdded(f.added); err != nil {
 		return nil, err
 	}
-	if err := t.readPost(f.PostProcessor); err != nil {
+	if err := t.readPost(f.postProcessor); err != nil {
 		return nil, err
 	}
 	t.ownPost()

@@ -4,36 +4,59 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"strings"
 )
 
-// modelHead is the model member of tokenizer.json, its tables unparsed.
+// modelHead is the model member of tokenizer.json without its tables.
 type modelHead struct {
-	Type         string          `json:"type"`
-	Dropout      *float64        `json:"dropout"`
-	Unk          *string         `json:"unk_token"`
-	UnkID        *int            `json:"unk_id"`
-	FuseUnk      bool            `json:"fuse_unk"`
-	Prefix       string          `json:"continuing_subword_prefix"`
-	Suffix       string          `json:"end_of_word_suffix"`
-	ByteFallback bool            `json:"byte_fallback"`
-	IgnoreMerges bool            `json:"ignore_merges"`
-	Vocab        json.RawMessage `json:"vocab"`
-	Merges       json.RawMessage `json:"merges"`
-	list         *tokenList      // instead of Vocab and Merges
+	Type          string   `json:"type"`
+	Dropout       *float64 `json:"dropout"`
+	Unk           *string  `json:"unk_token"`
+	UnkID         *int     `json:"unk_id"`
+	FuseUnk       bool     `json:"fuse_unk"`
+	Prefix        string   `json:"continuing_subword_prefix"`
+	Suffix        string   `json:"end_of_word_suffix"`
+	ByteFallback  bool     `json:"byte_fallback"`
+	IgnoreMerges  bool     `json:"ignore_merges"`
+	vocab, merges []byte
+	list          *tokenList // instead of vocab and merges
 }
 
-// check returns an error for a model that is not supported.
-func (head *modelHead) check() error {
+func readHead(raw []byte) (*modelHead, error) {
+	head := &modelHead{}
+	if len(raw) == 0 {
+		return nil, fmt.Errorf("%w: no model", errJSON)
+	}
+	s := &scanner{b: raw}
+	var rest strings.Builder
+	if err := s.object(func(key []byte) error {
+		name := string(key)
+		value, err := s.raw()
+		switch name {
+		case "vocab":
+			head.vocab = value
+		case "merges":
+			head.merges = value
+		default:
+			fmt.Fprintf(&rest, ",%q:%s", name, value)
+		}
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal([]byte("{"+strings.TrimPrefix(rest.String(), ",")+"}"), head); err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
 	switch {
 	case head.Type == "Unigram":
-	case head.Type != "BPE" && (head.Type != "" || head.Merges == nil):
-		return unsupported("model %s, which is neither BPE nor Unigram", cmp.Or(head.Type, "without a type"))
+	case head.Type != "BPE" && (head.Type != "" || head.merges == nil):
+		return nil, unsupported("model %s, which is neither BPE nor Unigram", cmp.Or(head.Type, "without a type"))
 	case head.Dropout != nil && *head.Dropout != 0:
-		return unsupported("BPE with dropout")
+		return nil, unsupported("BPE with dropout")
 	case head.Prefix != "" || head.Suffix != "":
-		return unsupported("BPE with continuing_subword_prefix %q, end_of_word_suffix %q", head.Prefix, head.Suffix)
+		return nil, unsupported("BPE with continuing_subword_prefix %q, end_of_word_suffix %q", head.Prefix, head.Suffix)
 	}
-	return nil
+	return head, nil
 }
 
 // readTables reads vocabulary and merges.
@@ -44,10 +67,10 @@ func (t *Tokenizer) readTables(head *modelHead) (err error) {
 		}
 		return err
 	}
-	if t.vocab, err = readVocab(&scanner{b: head.Vocab}, t.form.text); err != nil {
+	if t.vocab, err = readVocab(&scanner{b: head.vocab}, t.form.text); err != nil {
 		return fmt.Errorf("vocab: %w", err)
 	}
-	if t.merges, err = readMerges(&scanner{b: head.Merges}, t.vocab, t.form.text); err != nil {
+	if t.merges, err = readMerges(&scanner{b: head.merges}, t.vocab, t.form.text); err != nil {
 		return fmt.Errorf("merges: %w", err)
 	}
 	return nil

@@ -476,13 +476,13 @@ func (m *spmModel) converted(config Config) (*Tokenizer, error) {
 	if class == "" {
 		head.Unk = &m.pieces[m.unk].text
 	}
-	f := file{Normalizer: []byte(`{"type":"Replace","pattern":{"String":" "},"content":"▁"}`)}
+	f := file{normalizer: []byte(`{"type":"Replace","pattern":{"String":" "},"content":"▁"}`)}
 	if len(m.charsmap) > 0 {
 		rules, err := json.Marshal(map[string]any{"type": "Precompiled", "precompiled_charsmap": m.charsmap})
 		if err != nil {
 			return nil, err
 		}
-		f.Normalizer = fmt.Appendf(nil, `{"type":"Sequence","normalizers":[%s,%s]}`, rules, f.Normalizer)
+		f.normalizer = fmt.Appendf(nil, `{"type":"Sequence","normalizers":[%s,%s]}`, rules, f.normalizer)
 	}
 	var err error
 	if m.bpe {

@@ -94,11 +94,11 @@ var errRebuilt = errors.New("rebuilt by the engine")
 // readPipeline reads normalizer and pre-tokenizer: one of the usual shapes, or
 // any other as a pipeline.
 func (t *Tokenizer) readPipeline(f *file, head *modelHead) error {
-	norm, err := readComponents(f.Normalizer, "normalizer")
+	norm, err := readComponents(f.normalizer, "normalizer")
 	if err != nil {
 		return err
 	}
-	pre, err := readComponents(f.PreTokenizer, "pre_tokenizer")
+	pre, err := readComponents(f.preTokenizer, "pre_tokenizer")
 	if err != nil {
 		return err
 	}

@@ -219,15 +219,16 @@ func (t *Tokenizer) readUnigram(head *modelHead, exact bool) error {
 	}
 	list := &tokenList{literal: map[string]uint32{}}
 	var scores []float64
-	s := &scanner{b: head.Vocab}
+	s := &scanner{b: head.vocab}
 	err := s.array(func() error {
 		var text []byte
 		score, part := "", 0
 		err := s.array(func() (err error) {
+			var raw []byte
 			if part++; part == 1 {
 				text, err = s.str()
-			} else {
-				score, err = s.number()
+			} else if raw, err = s.raw(); err == nil {
+				score = string(raw)
 			}
 			return err
 		})
@@ -342,11 +343,11 @@ func markedWords(norm, pre []component) (marked, simple bool, prefix prefixSpace
 
 // unigramPipeline reads the stages around a Unigram model.
 func (t *Tokenizer) unigramPipeline(f *file) error {
-	norm, err := readComponents(f.Normalizer, "normalizer")
+	norm, err := readComponents(f.normalizer, "normalizer")
 	if err != nil {
 		return err
 	}
-	pre, err := readComponents(f.PreTokenizer, "pre_tokenizer")
+	pre, err := readComponents(f.preTokenizer, "pre_tokenizer")
 	if err != nil {
 		return err
 	}
