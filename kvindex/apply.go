@@ -393,7 +393,8 @@ func (x *Index) nameFor(s Slot, g segment, name uint64, p place, from int) bool 
 // storeKnown makes the slot hold blocks that are already in the index.
 func (x *Index) storeKnown(s Slot, t Tier, group int32, id uint32, from int, names []EngineHash) error {
 	st := &x.slots[s]
-	for n := 0; len(names) > 0; names, from = names[n:], from+n {
+	var n int
+	for ; len(names) > 0; names, from = names[n:], from+n {
 		g := x.seg(id)
 		name, at, to := nonzero(names[0]), placeAt(id, from), from+len(names)
 		if g.names()[from] == 0 {

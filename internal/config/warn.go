@@ -110,13 +110,14 @@ func (c *Config) validateFree(running func(Admin) ([]byte, bool), bad, note repo
 			}
 			why = err.Error()
 		}
-		if _, known := described().at[l.path]; l.envoy {
+		switch _, known := described().at[l.path]; {
+		case l.envoy:
 			note(l.path, "cannot listen there: %s: this is as it should be if Envoy runs already", why)
-		} else if known && slices.Contains(other.listeners(), l) {
+		case known && slices.Contains(other.listeners(), l):
 			note(l.path, "%q is in use by a running Kvlane with %s", l.address, with)
-		} else if closed {
+		case closed:
 			note(l.path, "%q is in use: Kvlane seems to run already, since %s asks for the token of admin.token_file, which check does not send", l.address, c.Admin.Address)
-		} else {
+		default:
 			bad(l.path, "cannot listen there: %s: stop the other program, or take another address", why)
 		}
 	}

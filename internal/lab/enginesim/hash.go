@@ -3,6 +3,7 @@ package enginesim
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"slices"
 )
 
 // digest is a block's hash inside the engine: the chain of everything up to the block's end. It is not an engine's own
@@ -18,7 +19,7 @@ type identity struct {
 
 // next is the digest of the block after d; the zero digest precedes the block at token 0.
 func (d digest) next(tokens []uint32, id identity) digest {
-	b := append(d[:], id.salt+"\x00"+id.lora+"\x00"...)
+	b := append(slices.Clone(d[:]), id.salt+"\x00"+id.lora+"\x00"...)
 	for _, t := range tokens {
 		b = binary.LittleEndian.AppendUint32(b, t)
 	}

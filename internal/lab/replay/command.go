@@ -444,10 +444,11 @@ func (f *flags) reader() TraceReader {
 		if f.load > 0 {
 			load = f.load
 		}
-		w, in := Workload{}, io.Reader(nil)
-		if in, err = unpacked(file); err == nil {
-			w, err = read(in, load, float64(f.jitter))
+		in, err := unpacked(file)
+		if err != nil {
+			return Workload{}, fmt.Errorf("%s: %w", f.trace, err)
 		}
+		w, err := read(in, load, float64(f.jitter))
 		if err != nil {
 			return w, fmt.Errorf("%s: %w", f.trace, err)
 		}

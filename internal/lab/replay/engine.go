@@ -122,7 +122,7 @@ type change struct {
 	stored bool
 }
 
-func (j *job) before(o *job) bool { return j.finish < o.finish }
+func (j *job) Before(o *job) bool { return j.finish < o.finish }
 
 // goal is the tokens to be computed before the next output token.
 func (j *job) goal() int { return j.Prompt + j.generated }

@@ -169,15 +169,15 @@ type handover struct {
 	job *job
 }
 
-func (h handover) before(o handover) bool { return h.at < o.at }
+func (h handover) Before(o handover) bool { return h.at < o.at }
 
-func (r Request) before(o Request) bool { return r.At < o.At }
+func (r Request) Before(o Request) bool { return r.At < o.At }
 
 // heapOf implements heap.Interface.
-type heapOf[T interface{ before(o T) bool }] []T
+type heapOf[T interface{ Before(o T) bool }] []T
 
 func (h *heapOf[T]) Len() int           { return len(*h) }
-func (h *heapOf[T]) Less(i, j int) bool { return (*h)[i].before((*h)[j]) }
+func (h *heapOf[T]) Less(i, j int) bool { return (*h)[i].Before((*h)[j]) }
 func (h *heapOf[T]) Swap(i, j int)      { (*h)[i], (*h)[j] = (*h)[j], (*h)[i] }
 func (h *heapOf[T]) Push(x any)         { *h = append(*h, x.(T)) }
 func (h *heapOf[T]) Pop() any {

@@ -133,26 +133,32 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 			out.Set("tool_call_id", id)
 		}
 	}
-	if name, has, none := textOf(msg, "name"); has {
-		out.Set("name", jinja.String(name))
-	} else if !none && s.read && member(msg, "name").Truth() {
-		return v, encoders.ErrMissing // printed as Python does
-	}
-	if task, has, _ := textOf(msg, "task"); has {
-		out.Set("task", jinja.String(task))
+	for _, key := range [...]string{"name", "task"} {
+		if text, has, _ := textOf(msg, key); has {
+			out.Set(key, jinja.String(text))
+		}
 	}
 	if role == roleDeveloper || s.read {
 		out.Set("tools", member(msg, "tools"))
 	}
 	if s.read {
-		out.Set("task", member(msg, "task"))
-		for _, key := range [...]string{"response_format", "wo_eos", "content_blocks"} {
-			if _, has := msg.Get(key); has {
-				return v, encoders.ErrMissing
-			}
+		err = readMembers(out, msg)
+	}
+	return jinja.FromDict(out), err
+}
+
+// readMembers adds the members that an encoder of vLLM reads besides those of a template.
+func readMembers(out, msg *jinja.Dict) error {
+	if _, has, none := textOf(msg, "name"); !has && !none && member(msg, "name").Truth() {
+		return encoders.ErrMissing // printed as Python does
+	}
+	out.Set("task", member(msg, "task"))
+	for _, key := range [...]string{"response_format", "wo_eos", "content_blocks"} {
+		if _, has := msg.Get(key); has {
+			return encoders.ErrMissing
 		}
 	}
-	return jinja.FromDict(out), nil
+	return nil
 }
 
 // assistant adds tool calls and reasoning.
@@ -332,21 +338,18 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 			if err != nil {
 				return v, err
 			}
-			if media && !s.openai {
-				// Placeholders that the text does not contain precede it.
+			switch {
+			case media && !s.openai: // placeholders that the text does not contain precede it
 				s.p.cutAtMedia()
 				front = true
-				continue
-			}
-			if media && !flatten && !s.p.isCut() && s.p.images.add(parts[i]) {
+			case media && !flatten && !s.p.isCut() && s.p.images.add(parts[i]):
 				wrapped = append(wrapped, object(kv{"type", jinja.String("image")}))
-				continue
-			}
-			if media {
+			case media:
 				s.p.cutAtMedia()
-				text = mediaMark
+				add(mediaMark)
+			default:
+				add(text)
 			}
-			add(text)
 		}
 	} else if d, ok := v.AsDict(); !v.IsNone() && !v.IsUndefined() && (!ok || d.Len() > 0) { // Python iterates over an empty dict
 		return v, refuse("messages.content: input should be a valid string or a list of parts")
