@@ -113,6 +113,9 @@ func TestComposeConfiguration(t *testing.T) {
 	if code, out, errs := kvlane("", "check", "--strict", compose+"kvlane.yaml"); code != 0 {
 		t.Errorf("kvlane check: got %s%s, want no problem", out, errs)
 	}
+	if text, err := os.ReadFile(compose + "kvlane.yaml"); err != nil || !strings.HasPrefix(string(text), "# yaml-language-server: $schema=") {
+		t.Errorf("got %.40q, %v, want it to name its schema", text, err)
+	}
 	code, want, errs := kvlane("", "envoy-config", "--config", compose+"kvlane.yaml")
 	if code != 0 {
 		t.Fatal(errs)
