@@ -83,7 +83,7 @@ func (d *decision) firstTurnStage() bool {
 		returning = d.returning
 	}
 	if most := max(f.MaxOverlap, 2*returning); float64(d.bestOverlap) > most*float64(d.q.PromptTokens) && most < 1 {
-		d.ex.sayf("first turn", "off: %d of %d tokens cached", d.bestOverlap, d.q.PromptTokens)
+		d.ex.sayf("first_turn", "off: %d of %d tokens cached", d.bestOverlap, d.q.PromptTokens)
 		return false
 	}
 	d.out.via = ViaFirstTurn
@@ -112,7 +112,7 @@ func (d *decision) firstTurnStage() bool {
 		best = d.nextInTurn(func(c *candidate) bool { return d.wait(c, returning) <= least })
 	}
 	d.take(best, ViaFirstTurn)
-	d.ex.sayf("first turn", "%s by %s", d.r.targets[d.out.slot].name, string(f.Placement))
+	d.ex.sayf("first_turn", "%s by %s", d.r.targets[d.out.slot].name, string(f.Placement))
 	return true
 }
 

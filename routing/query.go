@@ -85,7 +85,7 @@ const (
 	ViaPin       Via = "pin"
 	ViaSticky    Via = "sticky"
 	ViaImplicit  Via = "implicit"
-	ViaFirstTurn Via = "first turn"
+	ViaFirstTurn Via = "first_turn"
 	ViaWarmUp    Via = "warm-up"
 )
 

@@ -7,13 +7,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvlane/kvlane/internal/lab/replay"
 	"github.com/kvlane/kvlane/routing"
 )
 
 // All keys of the JSON that the admin port serves are in snake_case.
 func TestKeysAreInSnakeCase(t *testing.T) {
 	seen := map[reflect.Type]bool{}
-	for _, page := range []any{Entry{}, IndexPage{}, Status{}, Row{}, WorkerRow{}, routing.Decision{}, struct {
+	for _, page := range []any{Entry{}, IndexPage{}, Status{}, Row{}, WorkerRow{}, routing.Decision{}, replay.Report{}, struct {
 		Bad int `json:"notSnake"`
 	}{}} {
 		var wrong []string

@@ -55,9 +55,9 @@ type Result struct {
 	// TTFTError50 and TTFTError90 are percentiles of |predicted - observed| / observed over
 	// requests with a predicted time to the first token, counted from when they were placed;
 	// ITLError50 is the median of the same for the time per output token.
-	TTFTError50 float64 `json:"ttftError50"`
-	TTFTError90 float64 `json:"ttftError90"`
-	ITLError50  float64 `json:"itlError50"`
+	TTFTError50 float64 `json:"ttft_error_50"`
+	TTFTError90 float64 `json:"ttft_error_90"`
+	ITLError50  float64 `json:"itl_error_50"`
 }
 
 // fields yields the figures by their names in JSON.
