@@ -28,7 +28,7 @@ func Listen(ctx context.Context, addr string, cfg *tls.Config) (net.Listener, er
 	var lc net.ListenConfig
 	lis, err := lc.Listen(ctx, network, addr)
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", addr, err)
+		return nil, err // it names the address
 	}
 	if cfg == nil {
 		return lis, nil

@@ -126,7 +126,7 @@ func (c *Conn) checkReady(body []byte) error {
 		return err
 	}
 	if typ == "" || !strings.Contains(peers[c.opt.Type], " "+typ+" ") {
-		return fmt.Errorf("%w: peer is a %q, which does not go with %s", ErrProtocol, typ, c.opt.Type)
+		return fmt.Errorf("%w: peer is a %q, which does not go with %s (a replay port is a ROUTER, a port of events a PUB)", ErrProtocol, typ, c.opt.Type)
 	}
 	return nil
 }
