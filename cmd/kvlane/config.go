@@ -78,7 +78,7 @@ func runCheck(ctx context.Context, io streams, args []string) error {
 func effectiveConfig(ctx context.Context, a config.Admin) (text []byte, closed bool) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	body, err := adminClient{&a.Address, new(string)}.get(ctx, "/debug/config", "application/yaml")
+	body, err := adminClient{&a.Address, new(string), stdio.Discard}.get(ctx, "/debug/config", "application/yaml")
 	if err != nil {
 		return nil, strings.HasPrefix(err.Error(), needsToken)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	stdio "io"
+	"net"
 	"net/url"
 	"os"
 	"reflect"
@@ -20,7 +21,7 @@ import (
 // runExplain shows a decision of a running Kvlane, or runs an exported one again.
 func runExplain(ctx context.Context, io streams, args []string) error {
 	f := flags("explain")
-	c := adminFlags(f)
+	c := adminFlags(f, io.err)
 	export := f.Bool("export", false, "print the decision with its state as JSON (POST /debug/record before the request)")
 	rerun := f.String("rerun", "", "make the decision in `file` again and compare")
 	last := f.Bool("last", false, "show the newest decision")
@@ -70,6 +71,9 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 // adminURL returns the URL of the admin port from its address or URL.
 func adminURL(address string) string {
 	if !strings.Contains(address, "://") {
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			address = net.JoinHostPort(strings.Trim(address, "[]"), "9090")
+		}
 		address = "http://" + address
 	}
 	return strings.TrimRight(address, "/")

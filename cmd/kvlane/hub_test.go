@@ -206,9 +206,9 @@ func TestServeAwaitsTheModelHub(t *testing.T) {
 // A model whose tokenizer the hub refuses is named where other warnings are, with the remedy.
 func TestARefusedTokenizerIsAWarning(t *testing.T) {
 	status, _ := hubOf(t, qwen3(t))
-	ready := func() (readyz, metrics string) {
+	ready := func(tokenizer string) (readyz, metrics string) {
 		t.Helper()
-		c, err := config.Parse("k.yaml", []byte("listen: {address: \"unix:"+t.TempDir()+"/s\"}\nadmin: {address: \"127.0.0.1:0\"}\nmodels: [{name: m, tokenizer: \"hf:Org/Model\"}]\n"))
+		c, err := config.Parse("k.yaml", []byte("listen: {address: \"unix:"+t.TempDir()+"/s\"}\nadmin: {address: \"127.0.0.1:0\"}\nmodels: [{name: m"+tokenizer+"}]\n"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -221,15 +221,23 @@ func TestARefusedTokenizerIsAWarning(t *testing.T) {
 		until(t, admin+"/readyz", func(status int, _ string) bool { return status == http.StatusOK })
 		_, readyz = page(t, admin+"/readyz")
 		_, metrics = page(t, admin+"/metrics")
+		code, terminal, errs := kvlane("", "status", "--admin", admin)
+		if _, warning, _ := strings.Cut(readyz, "ok\n"); code != 0 || errs != "" || !strings.HasSuffix(terminal, warning) {
+			t.Errorf("status: got code %d, %s%s, want %q at its end", code, terminal, errs, warning)
+		}
 		return readyz, metrics
 	}
 	const series = `kvlane_worker_warnings{reason="no_tokenizer",worker=""} 1`
-	if readyz, metrics := ready(); readyz != "ok\n" || strings.Contains(metrics, series) {
+	const fromHub = ", tokenizer: \"hf:Org/Model\""
+	if readyz, metrics := ready(fromHub); readyz != "ok\n" || strings.Contains(metrics, series) {
 		t.Errorf("got %q, want no warning and no series", readyz)
 	}
 	status.Store(404)
 	t.Setenv("HF_HUB_CACHE", t.TempDir())
-	readyz, metrics := ready()
+	if readyz, metrics := ready(""); readyz != "ok\nwarning: model m is routed by load: it has no models[].tokenizer\n" || !strings.Contains(metrics, series) {
+		t.Errorf("without a tokenizer: got %q, want a warning and its series", readyz)
+	}
+	readyz, metrics := ready(fromHub)
 	for _, want := range []string{"ok\nwarning: model m is routed by load: hf:Org/Model@main: model hub: ", "no such model or revision; it is read again when Kvlane starts\n"} {
 		if !strings.Contains(readyz, want) {
 			t.Errorf("got %q, want %q", readyz, want)

@@ -158,11 +158,15 @@ type poolFlags struct {
 	ignored         []string // flags without effect that were given, each with the reason
 }
 
+const otherPlugins = "plugins of other endpoint pickers have no counterpart: choose a routing.preset in --config (docs/kubernetes.md, Coming from another endpoint picker)"
+
 // ignoredFlags are flags of the endpoint pickers of GAIE and llm-d that change nothing here.
 var ignoredFlags = []struct {
 	name, why string
 	boolean   bool
 }{
+	{"config-file", otherPlugins, false},
+	{"config-text", otherPlugins, false},
 	{"zap-encoder", "logs are JSON", false},
 	{"zap-log-level", "log.level sets it", false},
 	{"v", "log.level sets it", false},
@@ -227,11 +231,6 @@ func kubernetesFlags(f *flag.FlagSet) *poolFlags {
 		}
 		return nil
 	})
-	for _, name := range []string{"config-file", "config-text"} {
-		f.Func(name, "refused: plugins of other endpoint pickers have no counterpart here", func(string) error {
-			return errors.New("an EndpointPickerConfig does not configure Kvlane: leave the flag out, or translate it to --config (docs/kubernetes.md, Coming from another endpoint picker)")
-		})
-	}
 	for _, other := range ignoredFlags {
 		note := func(string) error {
 			k.ignored = append(k.ignored, "--"+other.name+" has no effect: "+other.why)

@@ -108,7 +108,7 @@ func main() {
 var errInterrupted = errors.New("interrupted")
 
 // input is a command's input until its context ends, so that a signal ends a command that waits for input. On a terminal it
-// says how the input ends.
+// tells how the input ends.
 type input struct {
 	ctx   context.Context //nolint:containedctx // a Reader takes none
 	from  stdio.Reader
@@ -144,8 +144,10 @@ func run(ctx context.Context, io streams, args []string) int {
 	switch {
 	case len(args) > 1 && args[0] == "help":
 		args = append(args[1:], "--help")
-	case len(args) == 1 && args[0] == "--version":
+	case len(args) == 1 && (args[0] == "--version" || args[0] == "-version"):
 		args[0] = "version"
+	case len(args) == 1 && args[0] == "-help":
+		args[0] = "--help"
 	}
 	io.in = &input{ctx: ctx, from: io.in, hints: io.err}
 	root := rootCommand(io)
@@ -154,7 +156,11 @@ func run(ctx context.Context, io streams, args []string) int {
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintf(io.err, "%s: %s\n", cmd.CommandPath(), strings.TrimSpace(err.Error()))
+	hint := ""
+	if cmd == root && !strings.Contains(err.Error(), "Did you mean") {
+		hint = " (kvlane help lists the commands)"
+	}
+	fmt.Fprintf(io.err, "%s: %s%s\n", cmd.CommandPath(), strings.TrimSpace(err.Error()), hint)
 	if _, failed := errors.AsType[failure](err); failed {
 		return 1
 	}
@@ -172,8 +178,13 @@ func rootCommand(io streams) *cobra.Command {
 	root.SetOut(io.out)
 	root.SetErr(io.err)
 	parent := func(c *cobra.Command, needs string) {
-		c.RunE = func(*cobra.Command, []string) error { return usageError{"needs " + needs} }
-		c.Args = cobra.NoArgs
+		c.RunE = func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				needs = fmt.Sprintf("%s, not %q", needs, args[0])
+			}
+			return usageError{"needs " + needs}
+		}
+		c.Args = cobra.ArbitraryArgs
 	}
 	events := &cobra.Command{Use: "events", Short: "show KV events"}
 	parent(events, "tail ENDPOINT or decode FILE")

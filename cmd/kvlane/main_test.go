@@ -47,6 +47,7 @@ func TestCommands(t *testing.T) {
 	template := file("t.jinja", "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{{ strftime_now('%Y-%m-%d') }}")
 	broken := file("broken.jinja", "{% for %}")
 	empty := file("empty.json", "{}")
+	anywhere := []string{"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}
 	half, hollow := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(half, "tokenizer.json"), []byte(`{"a":`), 0o600); err != nil {
 		t.Fatal(err)
@@ -79,13 +80,15 @@ func TestCommands(t *testing.T) {
 		{"help of no command", "", []string{"help", "chekc"}, 2, "", "unknown command \"chekc\" for \"kvlane\"\n\nDid you mean this?\n\tcheck\n"},
 		{"version as JSON", "", []string{"version", "--json"}, 0, `"version":"unknown"`, ""},
 		{"unknown command", "", []string{"sevre"}, 2, "", "Did you mean this?\n\tserve\n"},
+		{"a command like none", "", []string{"bogus"}, 2, "", "unknown command \"bogus\" for \"kvlane\" (kvlane help lists the commands)\n"},
+		{"help with one dash", "", []string{"-help"}, 0, "Available Commands:", ""},
 		{"unknown flag", "", []string{"check", "--confg", "x"}, 2, "", "unknown flag: --confg (kvlane check --help shows the flags)"},
 		{"unknown flag of all commands", "", []string{"--bogus"}, 2, "", "unknown flag: --bogus"},
 		{"one dash, as earlier versions took", "", []string{"check", "-config=" + good}, 0, "valid; 1 model", ""},
 		{"one dash of no flag", "", []string{"check", "-confg", good}, 2, "", "unknown shorthand flag"},
 		{"flags end at two dashes", "", []string{"check", "--", "-config"}, 1, "", "open -config: no such file"},
 		{"completion of no shell", "", []string{"completion"}, 2, "", "needs bash, zsh, fish or powershell"},
-		{"completion of another shell", "", []string{"completion", "tcsh"}, 2, "", `unknown command "tcsh" for "kvlane completion"`},
+		{"completion of another shell", "", []string{"completion", "tcsh"}, 2, "", `needs bash, zsh, fish or powershell, not "tcsh"`},
 		{"completion of a command", "", []string{"__complete", "che"}, 0, "check\tvalidate a configuration", ""},
 		{"completion of a flag", "", []string{"__complete", "check", "--str"}, 0, "--strict\twarnings are errors", ""},
 		{"completion of replay's flags", "", []string{"__complete", "replay", "--gaun"}, 0, "--gauntlet\t", ""},
@@ -96,7 +99,9 @@ func TestCommands(t *testing.T) {
 		{"check names every problem", "", []string{"check", "--config", bad}, 1, "", `listen.addrss: unknown key; did you mean "address"?`},
 		{"check names the second too", "", []string{"check", "--config", bad}, 1, "", `workers.statik: unknown key; did you mean "static"?`},
 		{"check loads tokenizers", "", []string{"check", "--config", missing}, 1, "", "error: " + missing + ":2:15: models[0].tokenizer: tokenizer: stat /no/such/folder: no such file or directory: name a folder with tokenizer.json, hf:Org/Model, or builtin:qwen3\n"},
-		{"serve names the place too", "", []string{"serve", "--config", missing}, 1, "", "serve: " + missing + ":2:15: models[0].tokenizer: "},
+		{"serve names the place too", "", append([]string{"serve", "--config", missing}, anywhere...), 1, "", "serve: " + missing + ":2:15: models[0].tokenizer: "},
+		{"serve with a tokenizer that is not built in", "", append([]string{"serve", "--config", unbuilt}, anywhere...), 1, "", "serve: " + unbuilt + ":1:31: models[0].tokenizer: no such tokenizer"},
+		{"serve looks at its sockets first", "", append([]string{"serve", "--config", missing}, "--admin", "127.0.0.1:0", "--listen", "unix:/no/such/s"), 1, "", "serve: listen.address: there is no folder /no/such here: make it"},
 		{"check with a tokenizer that is not built in", "", []string{"check", "--config", unbuilt}, 1, "", unbuilt + `:1:31: models[0].tokenizer: no such tokenizer: builtin has no "gpt5": there is qwen3: name a folder`},
 		{"check without the template", "", []string{"check", "--config", nowhere}, 1, "", nowhere + ":1:63: models[0].chat_template: open /no/such.jinja: no such file or directory: name the template that the engine runs with"},
 		{"check names every model", "", []string{"check", "--config", twice}, 1, "", twice + ":3:15: models[1].tokenizer: "},
@@ -147,7 +152,6 @@ func TestCommands(t *testing.T) {
 		{"render with a template that does not compile", "", []string{"render", "--tokenizer", "builtin:qwen3", "--template", broken}, 1, "", "render: " + broken + ":1: TemplateSyntaxError: "},
 		{"render with less than no context", "", []string{"render", "--tokenizer", "builtin:qwen3", "--max-model-len", "-5"}, 2, "", "--max-model-len -5: want a number of tokens, or 0 for no limit"},
 		{"serve at a port that is none", "", []string{"serve", "--grpc-port", "70000"}, 2, "", "want a port from 1 to 65535"},
-		{"serve with another picker's plugins", "", []string{"serve", "--pool-name", "a", "--config-file", "plugins.yaml"}, 2, "", "an EndpointPickerConfig does not configure Kvlane"},
 		{"serve a selector without ports", "", []string{"serve", "--endpoint-selector", "app=a"}, 2, "", "needs --endpoint-target-ports"},
 		{"serve a selector that is none", "", []string{"serve", "--endpoint-selector", "app"}, 2, "", "want key=value"},
 		{"serve health at a port that is none", "", []string{"serve", "--grpc-health-port", "-1"}, 2, "", "want a port from 1 to 65535"},
@@ -171,7 +175,7 @@ func TestCommands(t *testing.T) {
 		{"explain with a scheme", "", []string{"explain", "x", "--admin", "http://127.0.0.1:1/"}, 1, "", `Get "http://127.0.0.1:1/debug/decisions/x"`},
 		{"the format of events", "", []string{"events", "decode", "-h"}, 0, `"payload_hex":"93cb`, ""},
 		{"events' help", "", []string{"events", "-h"}, 0, "decode      show recorded KV events", ""},
-		{"events of no kind", "", []string{"events", "tial"}, 2, "", `unknown command "tial" for "kvlane events"`},
+		{"events of no kind", "", []string{"events", "tial"}, 2, "", `needs tail ENDPOINT or decode FILE, not "tial"`},
 		{"flags of tail alone", "", []string{"events", "decode", "-", "--bind"}, 2, "", "unknown flag: --bind"},
 		{"replay at no load", "", []string{"replay", "--load", "0"}, 2, "", "--load 0: must be above 0"},
 		{"replay of a policy that no router takes", "", []string{"replay", "--format", "generated", "--seeds", "1", "--policies", "kv-aware,kv-aware?cap.multiplier=-5"}, 1, "", "kvlane replay: kv-aware?cap.multiplier=-5: routing: policy.cap.multiplier: -5 is not"},

@@ -35,7 +35,7 @@ func loadModels(ctx context.Context, c *config.Config, metrics *observe.Metrics,
 		case err == nil:
 		case s == nil || errors.Is(ctx.Err(), context.Canceled):
 			return nil, err
-		case errors.Is(err, fs.ErrNotExist) && !strings.HasPrefix(c.Models[i].Tokenizer, hub.Prefix):
+		case errors.Is(err, models.ErrUnknown), errors.Is(err, fs.ErrNotExist) && !strings.HasPrefix(c.Models[i].Tokenizer, hub.Prefix):
 			return nil, config.ProblemsError{partProblem(c, i, err)}
 		default:
 			s.Refused = partProblem(c, i, err).Message + "; it is read again when Kvlane starts"

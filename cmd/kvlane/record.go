@@ -25,7 +25,7 @@ var errRecorded = errors.New("recorded enough")
 // runRecord writes the requests that end while it runs: lengths, times and keyed hashes, no texts.
 func runRecord(ctx context.Context, io streams, args []string) error {
 	f := flags("record")
-	c := adminFlags(f)
+	c := adminFlags(f, io.err)
 	file := f.String("out", "", "`file` to write (default: standard output)")
 	most := f.Int("n", 1_000_000, "end after this number of requests")
 	lasting := f.Duration("duration", 0, "end after this time (0: until Ctrl-C)")

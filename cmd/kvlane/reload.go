@@ -36,9 +36,11 @@ func (s *service) reload(ctx context.Context, file string, load func() (*config.
 	}
 	if err != nil {
 		result = "rejected"
+		s.rejected.Store(&err)
 		s.log.Error().Err(err).Msg("configuration rejected: the running one stays")
 		return
 	}
+	s.rejected.Store(nil)
 	for _, w := range warnings {
 		s.log.Warn().Msg(w.String())
 	}

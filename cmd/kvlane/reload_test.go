@@ -101,8 +101,21 @@ func TestServeReloads(t *testing.T) {
 		}
 	}
 
+	until(t, "http://"+admin+"/metrics", metric("kvlane_config_rejected 1"))
+	const rejected = "warning: the configuration on disk is rejected, the running one stays: "
+	if _, body := page(t, "http://"+admin+"/readyz"); !strings.HasPrefix(body, "ok\n"+rejected+file+":5:8: drain: ") {
+		t.Errorf("/readyz: got %q, want the reason why the file is rejected", body)
+	}
+	if code, out, _ := kvlane("", "status", "--admin", admin); code != 0 || !strings.Contains(out, "\n"+rejected+file+":5:8: drain: ") {
+		t.Errorf("status: got code %d, %q, want the reason why the file is rejected", code, out)
+	}
+
 	write("debug", 7, "# as it runs\n")
 	until(t, "http://"+admin+"/metrics", metric(`kvlane_config_reloads_total{result="unchanged"} 1`))
+	until(t, "http://"+admin+"/metrics", metric("kvlane_config_rejected 0"))
+	if _, body := page(t, "http://"+admin+"/readyz"); body != "ok\n" {
+		t.Errorf("/readyz: got %q, want no warning of what was rejected before", body)
+	}
 }
 
 // Whatever listens at the admin port gets no token from check --live. One that asks for it as Kvlane does is taken for Kvlane.

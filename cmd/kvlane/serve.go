@@ -5,11 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -134,6 +137,7 @@ type service struct {
 	debug    *http.ServeMux
 	admin    net.Listener
 	config   atomic.Pointer[config.Config]
+	rejected atomic.Pointer[error] // of the last reload, nil if it was taken
 	// generation counts the configurations taken, the first included.
 	generation atomic.Int64
 	metrics    *observe.Metrics
@@ -149,6 +153,9 @@ type service struct {
 // startService opens the sockets and starts all parts; close ends them. around, if not nil,
 // wraps the request handler.
 func startService(ctx context.Context, c *config.Config, log zerolog.Logger, around func(*service, extproc.Handler) extproc.Handler) (*service, error) {
+	if err := bindable(c); err != nil { // before tokenizers are loaded, which can take minutes
+		return nil, err
+	}
 	metrics := observe.New(version)
 	served, err := loadModels(ctx, c, metrics, log)
 	if err != nil {
@@ -161,6 +168,11 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	s.generation.Store(1)
 	metrics.Collect(func(emit observe.Emit) {
 		emit("config_generation", "Configurations taken since the start, the first included.", float64(s.generation.Load()))
+		rejected := 0.0
+		if s.rejected.Load() != nil {
+			rejected = 1
+		}
+		emit("config_rejected", "1 while the configuration on disk is rejected and an earlier one runs.", rejected)
 	})
 	if s.tracer, err = observe.NewTracer(ctx, version, log); err != nil {
 		stop()
@@ -228,6 +240,17 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	s.wg.Go(func() { s.becomeReady(background) })
 	s.wg.Go(func() { s.decider.KeepAwake(background) })
 	return s, nil
+}
+
+// bindable returns an error if the admin port is taken, or a socket has no folder.
+func bindable(c *config.Config) error {
+	for key, address := range map[string]string{"listen.address": c.Listen.Address, "listen.events": c.Listen.Events} {
+		path, ok := strings.CutPrefix(address, "unix:")
+		if _, err := os.Stat(filepath.Dir(path)); ok && !strings.HasPrefix(path, "@") && errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%s: there is no folder %s here: make it before Kvlane starts", key, filepath.Dir(path))
+		}
+	}
+	return envoy.CheckFree(c.Admin.Address, "--admin (or admin.address in the configuration)")
 }
 
 // follow starts the sources of workers.
@@ -298,9 +321,6 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 		s.probe = grpc.NewServer()
 		s.server.RegisterHealth(s.probe)
 		s.serve("health", func() error { return s.probe.Serve(probe) })
-	}
-	if err := envoy.CheckFree(c.Admin.Address, "--admin (or admin.address in the configuration)"); err != nil {
-		return err
 	}
 	var err error
 	if s.admin, err = net.Listen("tcp", c.Admin.Address); err != nil {
@@ -392,10 +412,7 @@ func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) http.Hand
 			return
 		}
 		fmt.Fprintln(w, "ok")
-		for _, pool := range s.kube.missing() {
-			fmt.Fprintf(w, "warning: there is no InferencePool %s: requests for it are answered 503\n", pool)
-		}
-		observe.WriteWarnings(w, s.decider.Fleet().Warnings())
+		observe.WriteWarnings(w, s.warnings())
 	})
 	s.debug = mux
 	mux.Handle("GET /debug/config", readable(tokenFile, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -408,7 +425,7 @@ func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) http.Hand
 		_, _ = w.Write(text)
 	})))
 	pages := s.decider.Pages()
-	pages.Status = s.status
+	pages.Status, pages.Warnings = s.status, s.warnings
 	debug := pages.Handler()
 	mux.Handle("GET /debug/", readable(tokenFile, debug))
 	mux.Handle("POST /debug/", guarded(tokenFile, debug))
@@ -420,11 +437,22 @@ func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) http.Hand
 // status is the page of the whole service.
 func (s *service) status() observe.Status {
 	st := s.decider.Status()
-	st.Version, st.NotReady = version, s.notReady()
+	st.Version, st.NotReady, st.Warnings = version, s.notReady(), observe.OfNoWorker(s.warnings())
 	if s.replicas != nil {
 		st.Replicas = s.replicas.State()
 	}
 	return st
+}
+
+// warnings are about Kvlane itself first, then about models and workers.
+func (s *service) warnings() (list []observe.Warning) {
+	if err := s.rejected.Load(); err != nil {
+		list = append(list, observe.Warning{Reason: "config_rejected", Text: "the configuration on disk is rejected, the running one stays: " + observe.ClipTo((*err).Error(), observe.MaxText)})
+	}
+	for _, pool := range s.kube.missing() {
+		list = append(list, observe.Warning{Reason: "no_pool", Text: fmt.Sprintf("there is no InferencePool %s: requests for it are answered 503", pool)})
+	}
+	return append(list, s.decider.Fleet().Warnings()...)
 }
 
 // notReady returns what readiness waits for, "" if nothing. In this order: a peer's index

@@ -78,7 +78,7 @@ func TestLogOnATerminal(t *testing.T) {
 	}
 }
 
-// A signal ends commands that read or compute; on a terminal they say that they read.
+// A signal ends commands that read or compute; on a terminal they tell how the input ends.
 func TestSignalsEndCommands(t *testing.T) {
 	_, tty := terminal(t)
 	for _, args := range [][]string{{"tokenize", "--tokenizer", "builtin:qwen3"}, {"render", "--tokenizer", "builtin:qwen3"}, {"check", "-"}, {"events", "decode", "-"}} {
@@ -92,7 +92,7 @@ func TestSignalsEndCommands(t *testing.T) {
 			t.Errorf("%v: got code %d, want 1", args, code)
 		}
 		if got := strings.Contains(first, "Ctrl-D ends the input"); !got {
-			t.Errorf("%v: got %q, want it to say that the terminal is read", args, first)
+			t.Errorf("%v: got %q, want a hint", args, first)
 		}
 		said := first
 		for len(hints) > 0 {

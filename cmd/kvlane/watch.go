@@ -21,11 +21,14 @@ import (
 )
 
 // adminClient asks the admin port of a running Kvlane.
-type adminClient struct{ address, tokenFile *string }
+type adminClient struct {
+	address, tokenFile *string
+	progress           stdio.Writer
+}
 
-func adminFlags(f *flag.FlagSet) adminClient {
+func adminFlags(f *flag.FlagSet, progress stdio.Writer) adminClient {
 	return adminClient{f.String("admin", "127.0.0.1:9090", "admin `address` of Kvlane"),
-		f.String("token-file", "", "`file` with the token of admin.token_file")}
+		f.String("token-file", "", "`file` with the token of admin.token_file"), progress}
 }
 
 // get returns the body of an answer with status 200. The caller closes it.
@@ -42,7 +45,9 @@ func (c adminClient) get(ctx context.Context, path, accept string) (stdio.ReadCl
 		}
 		req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	}
+	stop := during(c.progress, "waiting for an answer of "+req.URL.Host)
 	resp, err := http.DefaultClient.Do(req)
+	stop()
 	if err != nil {
 		return nil, fmt.Errorf("%w (is Kvlane running? --admin names its admin address)", err)
 	}
@@ -71,7 +76,7 @@ func (c adminClient) status(ctx context.Context) (s observe.Status, err error) {
 
 func runStatus(ctx context.Context, io streams, args []string) error {
 	f := flags("status")
-	c := adminFlags(f)
+	c := adminFlags(f, io.err)
 	asJSON := f.Bool("json", false, "print JSON")
 	if err := parse(io, f, args, 0); err != nil {
 		return err
@@ -144,6 +149,9 @@ func statusText(s *observe.Status) string {
 			sum.Active, sum.QueuedTokens, percent(usage, known), percent(sum.MatchedTokens, sum.PromptTokens), counts(feeds), cmp.Or(worker.Tokenizer, "-"))
 	}
 	_ = w.Flush() // a strings.Builder does not fail
+	for _, text := range s.Warnings {
+		fmt.Fprintf(&b, "warning: %s\n", inCell(text))
+	}
 	for i := range s.Workers {
 		for _, text := range s.Workers[i].Warnings {
 			fmt.Fprintf(&b, "warning: worker %s: %s\n", inCell(s.Workers[i].Name), inCell(text))
@@ -176,7 +184,7 @@ func workerState(w *observe.WorkerStatus) string {
 
 func runTop(ctx context.Context, io streams, args []string) error {
 	f := flags("top")
-	c := adminFlags(f)
+	c := adminFlags(f, io.err)
 	every := f.Duration("every", 2*time.Second, "time between updates")
 	n := f.Int("n", 30, "number of ranks, the busiest first")
 	times := f.Int("times", 0, "number of updates (0: until Ctrl-C)")
@@ -256,7 +264,7 @@ func topText(s *observe.Status, n int) string {
 
 func runDecisions(ctx context.Context, io streams, args []string) error {
 	f := flags("decisions")
-	c := adminFlags(f)
+	c := adminFlags(f, io.err)
 	n := f.Int("n", 20, "number of past decisions")
 	follow := f.Bool("follow", false, "print each decision when its request has ended, until Ctrl-C")
 	asJSON := f.Bool("json", false, "print a JSON object a line")
@@ -271,10 +279,14 @@ func runDecisions(ctx context.Context, io streams, args []string) error {
 		ctx, cancel = context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 	}
-	if !*asJSON {
+	header := func() {
 		fmt.Fprintf(io.out, "%-12s  %-36s  %7s  %9s  %8s  %9s  %9s  %s\n", "TIME", "REQUEST", "PROMPT", "PREDICTED", "REPORTED", "DECISION", "ANSWER", "TARGET, OUTCOME")
 	}
 	err := c.rows(ctx, fmt.Sprintf("n=%d&follow=%t", *n, *follow), func(line string, row *observe.Row) error {
+		if header != nil && !*asJSON { // the first answer
+			header()
+		}
+		header = nil
 		switch {
 		case row == nil || *follow && !row.Ended:
 		case *asJSON:
@@ -291,13 +303,16 @@ func runDecisions(ctx context.Context, io streams, args []string) error {
 }
 
 // rows reads the stream of decisions until its end, ctx's or an error of each, which gets a line and its decision; nil for a
-// comment.
+// comment, and once when the stream is open.
 func (c adminClient) rows(ctx context.Context, query string, each func(line string, row *observe.Row) error) error {
 	body, err := c.get(ctx, "/debug/stream?"+query, "text/event-stream")
 	if err != nil {
 		return err
 	}
 	defer body.Close()
+	if err := each("", nil); err != nil {
+		return err
+	}
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {

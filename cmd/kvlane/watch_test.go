@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -23,7 +25,9 @@ func watched(t *testing.T, s observe.Status) (args []string, log *observe.Decisi
 		t.Fatal(err)
 	}
 	log = observe.NewDecisions(10)
-	srv := httptest.NewServer(readable(token, (&observe.Pages{Decisions: log, Status: func() observe.Status { return s }}).Handler()))
+	srv := httptest.NewServer(readable(token, (&observe.Pages{
+		Decisions: log, Status: func() observe.Status { return s }, Warnings: func() []observe.Warning { return []observe.Warning{{Worker: "a", Text: "gone"}} },
+	}).Handler()))
 	t.Cleanup(func() {
 		http.DefaultClient.CloseIdleConnections()
 		srv.CloseClientConnections()
@@ -99,8 +103,8 @@ func TestDecisionsInATerminal(t *testing.T) {
 	if code, out, _ := kvlane("", append([]string{"decisions", "--json"}, args...)...); code != 0 || !strings.Contains(out, `"cached_tokens":192`) {
 		t.Errorf("got code %d, %q, want JSON", code, out)
 	}
-	if code, out, _ := kvlane("", append([]string{"explain", "--last"}, args...)...); code != 0 || !strings.HasPrefix(out, "second") {
-		t.Errorf("explain --last: got code %d, %q, want the newest decision", code, out)
+	if code, out, _ := kvlane("", append([]string{"explain", "--last"}, args...)...); code != 0 || !strings.HasPrefix(out, "second") || !strings.HasSuffix(out, "\nwarning: worker a: gone\n") {
+		t.Errorf("explain --last: got code %d, %q, want the newest decision and the warnings", code, out)
 	}
 	for _, more := range [][]string{{}, {"x", "--last"}, {"--last", "--export"}} {
 		if code, _, _ := kvlane("", append(append([]string{"explain"}, more...), args...)...); code != 2 {
@@ -141,5 +145,36 @@ func TestDecisionsAreFollowed(t *testing.T) {
 	stop()
 	if code := <-done; code != 0 {
 		t.Errorf("after Ctrl-C: got code %d, want 0", code)
+	}
+}
+
+// A Kvlane that does not answer is waited for, with progress and without the head of a table.
+func TestWaitingForAnAnswer(t *testing.T) {
+	hung, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hung.Close()
+	for _, command := range []string{"status", "decisions --follow", "explain --last"} {
+		ctx, stop := context.WithCancel(t.Context())
+		var out bytes.Buffer
+		said, done := make(lines, 10), make(chan int, 1)
+		go func() {
+			done <- run(ctx, streams{in: strings.NewReader(""), out: &out, err: said}, append(strings.Fields(command), "--admin", hung.Addr().String()))
+		}()
+		if got := <-said; !strings.HasPrefix(got, "waiting for an answer of "+hung.Addr().String()+" (") {
+			t.Errorf("%s: got %q, want progress", command, got)
+		}
+		stop()
+		if <-done; out.Len() > 0 {
+			t.Errorf("%s: got %q, want no output before an answer", command, &out)
+		}
+	}
+	for address, want := range map[string]string{
+		"localhost": "http://localhost:9090", "::1": "http://[::1]:9090", "[::1]": "http://[::1]:9090", "10.0.0.1:80": "http://10.0.0.1:80", "https://kvlane/": "https://kvlane",
+	} {
+		if got := adminURL(address); got != want {
+			t.Errorf("%s: got %s, want %s", address, got, want)
+		}
 	}
 }

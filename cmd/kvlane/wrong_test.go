@@ -80,6 +80,7 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer hung.Close()
+	otherName := engine(enginesim.Options{Model: "other"})
 	good := fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, sim.Addr(), sim.EventsEndpoint(0))
 	events := fmt.Sprintf(`models: [demo], events: {endpoint: %q}`, sim.EventsEndpoint(0))
 	for _, c := range []struct {
@@ -103,7 +104,9 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 			`"reason":"unreachable","detail":"zmtp: read greeting: `, "worker w: no events of w from tcp://" + hung.Addr().String() + ": zmtp: read greeting: ", "events_unreachable"},
 		{"other block size", good + ", block_size: 32", `the engine's blocks have 16 tokens, the worker is configured with block_size 32`, "write block_size: 16, or leave it out", "other_block_size"},
 		{"other model name", fmt.Sprintf(`address: %q, models: [qwen], events: {endpoint: %q}`, sim.Addr(), sim.EventsEndpoint(0)),
-			"the engine does not serve qwen, which the worker lists; it serves demo", "the engine does not serve qwen", "other_models"},
+			"the engine does not serve qwen, which the worker lists; it serves demo", "it serves demo: requests for qwen fail there; write models: [demo]", "other_models"},
+		{"a model without an entry", fmt.Sprintf(`address: %q, models: [other], events: {endpoint: %q}`, otherName.Addr(), otherName.EventsEndpoint(0)),
+			"no entry of models is called other", "worker w: no entry of models is called other, which the worker serves: such requests are routed by load", "unknown_model"},
 		{"tokenizer of another revision", fmt.Sprintf(`address: %q, %s`, other(t, "", "1, 2, 3"), events), "the tokenizer differs", "its token ids of model demo differ", "tokens_differ"},
 		{"prefix caching off", fmt.Sprintf(`address: %q, %s`, other(t, "vllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"False\"} 1\nvllm:num_requests_running 0\n", "1"), events),
 			"the engine runs without prefix caching", "the engine runs without prefix caching", "prefix_caching_off"},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -57,11 +58,7 @@ func (f *Fleet) doubt(m *Member, reason, text string) {
 func (f *Fleet) forgetDoubts(v *View) {
 	f.doubts.mu.Lock()
 	defer f.doubts.mu.Unlock()
-	for name := range f.doubts.byWorker {
-		if v.members[name] == nil {
-			delete(f.doubts.byWorker, name)
-		}
-	}
+	maps.DeleteFunc(f.doubts.byWorker, func(name string, _ map[string]doubt) bool { return v.members[name] == nil })
 }
 
 // EngineCache compares what an engine reports about its cache with the configuration.
@@ -87,6 +84,11 @@ func (f *Fleet) checkMember(m *Member) {
 	exact := slices.ContainsFunc(f.models.Load().list, func(s *Model) bool { return s.Tokens != nil && serves(m.Models, s) })
 	if m.Events.Endpoint == "" && exact {
 		f.doubt(m, "no_events", "no events.endpoint: what the engine caches is predicted from prompts sent there; start it with KV events and name their endpoint")
+	}
+	known := f.models.Load().byName
+	unknown := slices.DeleteFunc(slices.Clone(m.Models), func(name string) bool { return known[name] != nil })
+	if len(known) > 0 && len(unknown) > 0 {
+		f.doubt(m, "unknown_model", "no entry of models is called "+strings.Join(unknown, ", ")+", which the worker serves: such requests are routed by load; write an entry")
 	}
 }
 
@@ -126,7 +128,7 @@ func (f *Fleet) askModels(name string) {
 			f.doubt(m, "other_models", "")
 			continue
 		}
-		f.doubt(m, "other_models", fmt.Sprintf("the engine does not serve %s, which the worker lists; it serves %s: requests for the others are answered 404",
+		f.doubt(m, "other_models", fmt.Sprintf("the engine does not serve %[1]s, which the worker lists; it serves %[2]s: requests for %[1]s fail there; write models: [%[2]s]",
 			strings.Join(missing, ", "), strings.Join(names[:min(len(names), 8)], ", ")))
 		again, cancel := context.WithTimeout(f.listContext, askModelsAgain)
 		<-again.Done()
@@ -180,8 +182,8 @@ func (f *Fleet) Warnings() []observe.Warning {
 		}
 	}
 	for _, s := range f.models.Load().list {
-		if s.Refused != "" {
-			add("", "no_tokenizer", "model %s is routed by load: %s", s.Config.Name, s.Refused)
+		if s.Refused != "" || s.Tokens == nil && s.Remote == nil {
+			add("", "no_tokenizer", "model %s is routed by load: %s", s.Config.Name, cmp.Or(s.Refused, "it has no models[].tokenizer"))
 		}
 		for worker := range s.agreement.all() {
 			if s.agreement.differs(worker) {

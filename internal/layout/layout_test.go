@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82050
+	totalLimit = 82190
 	totalGoal  = 62000
 )
 
@@ -34,13 +34,13 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 20910, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28510, 22000, []string{"internal/tokens"}},
+	{"tokens", 28570, 22000, []string{"internal/tokens"}},
 	{"fleet", 4510, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1660, 1300, []string{"internal/observe"}},
+	{"observe", 1680, 1300, []string{"internal/observe"}},
 	{"decide", 3120, 1700, []string{"internal/decide"}},
 	{"replicas", 2450, 2200, []string{"internal/replicas"}},
 	{"lab", 11690, 11700, []string{"internal/lab"}},
-	{"rim", 9220, 6000, []string{
+	{"rim", 9280, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

@@ -55,7 +55,7 @@ type WorkerRow struct {
 
 // Warning is a reason why a worker is not ready, or less useful than it is configured to be.
 type Warning struct {
-	Worker string // "" if it is about a model
+	Worker string // "" if it is about a model or Kvlane itself
 	Reason string // a metric label
 	Text   string
 }
@@ -65,6 +65,16 @@ func (w Warning) String() string {
 		return w.Text
 	}
 	return "worker " + w.Worker + ": " + w.Text
+}
+
+// OfNoWorker returns the texts of the warnings that are about no worker.
+func OfNoWorker(list []Warning) (texts []string) {
+	for _, w := range list {
+		if w.Worker == "" {
+			texts = append(texts, w.Text)
+		}
+	}
+	return texts
 }
 
 // maxWarnings bounds the warnings that people are shown together.
@@ -131,6 +141,15 @@ func (p *Pages) decisions(w http.ResponseWriter, r *http.Request) {
 		}
 		fmt.Fprint(w, e.Text())
 	}
+	if len(list) > 0 {
+		p.writeWarnings(w)
+	}
+}
+
+func (p *Pages) writeWarnings(w io.Writer) {
+	if p.Warnings != nil {
+		WriteWarnings(w, p.Warnings())
+	}
 }
 
 func wantsText(r *http.Request) bool { return strings.Contains(r.Header.Get("Accept"), "text/plain") }
@@ -151,9 +170,7 @@ func (p *Pages) decision(w http.ResponseWriter, r *http.Request) {
 	if wantsText(r) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		fmt.Fprint(w, e.Text())
-		if p.Warnings != nil {
-			WriteWarnings(w, p.Warnings())
-		}
+		p.writeWarnings(w)
 		return
 	}
 	writeJSON(w, e)

@@ -14,10 +14,12 @@ import (
 type Status struct {
 	Version string `json:"version"`
 	// NotReady is what readiness waits for, "" if nothing.
-	NotReady     string  `json:"not_ready,omitempty"`
-	Requests     float64 `json:"requests_total"`
-	Rejected     float64 `json:"rejected_total"`
-	Reservations int     `json:"reservations"`
+	NotReady string `json:"not_ready,omitempty"`
+	// Warnings are those about no worker: each worker has its own.
+	Warnings     []string `json:"warnings,omitempty"`
+	Requests     float64  `json:"requests_total"`
+	Rejected     float64  `json:"rejected_total"`
+	Reservations int      `json:"reservations"`
 	// Waiting is the number of requests in the queue for capacity, WaitingMost its bound.
 	Waiting         int     `json:"waiting"`
 	WaitingMost     int     `json:"waiting_max"`

@@ -330,7 +330,7 @@ async function poll() {
       try {
         const s = await (await ask('debug/status')).json();
         $('version').textContent = s.version;
-        say(s.not_ready ? `not ready: ${s.not_ready}` : 'ready', Boolean(s.not_ready));
+        say([s.not_ready ? `not ready: ${s.not_ready}` : 'ready', ...(s.warnings || [])].join('; '), Boolean(s.not_ready || s.warnings));
         totals(s, performance.now());
         grid(s);
         queue(s);
