@@ -258,7 +258,10 @@ generate-check: generate ## Fails if generated files are not current, or not in 
 K8S_TOOLS := etcd kube-apiserver kube-controller-manager kubectl helm
 K8S_TEST   = KVLANE_K8S_BIN=$(TOOLS)/k8s/bin KVLANE_BIN=$(BIN)/kvlane go test -count=1 -vet=off -v -timeout 30m ./e2e/k8s
 
-.PHONY: able-k8s tools-k8s test-k8s
+.PHONY: compile-k8s able-k8s tools-k8s test-k8s
+compile-k8s: # A test that does not compile is not a machine that cannot run it
+	go test -vet=off -c -o /dev/null ./e2e/k8s
+
 able-k8s: # Ends with 0 if this machine can run the Kubernetes tests
 	@./e2e/k8s/able.sh
 

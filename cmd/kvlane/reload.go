@@ -17,7 +17,11 @@ const reloadPoll = time.Second
 // reload takes a changed configuration over, whole or not at all. load returns it. It gives up loading tokenizers when ctx ends.
 func (s *service) reload(ctx context.Context, file string, load func() (*config.Config, []config.Problem, error)) {
 	result := "taken"
-	defer func() { s.metrics.Reloads.WithLabelValues(result).Inc() }()
+	defer func() {
+		if ctx.Err() == nil {
+			s.metrics.Reloads.WithLabelValues(result).Inc()
+		}
+	}()
 	next, warnings, err := load()
 	var live []string
 	served := s.models
@@ -33,6 +37,9 @@ func (s *service) reload(ctx context.Context, file string, load func() (*config.
 				err = config.Place(file, problems)
 			}
 		}
+	}
+	if err != nil && ctx.Err() != nil {
+		return
 	}
 	if err != nil {
 		result = "rejected"

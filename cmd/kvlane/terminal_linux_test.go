@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -45,11 +46,17 @@ func TestLogOnATerminal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	began, here := time.Now().UTC().Truncate(time.Millisecond).Format("15:04:05.000"), time.Local
+	time.Local = time.FixedZone("elsewhere", 5*3600+1800)
+	t.Cleanup(func() { time.Local = here })
 	log.Info().Str("name", "a\x1b[2J").Msg("b\x1b[2J\n")
 	text := make([]byte, 1000)
 	n, err := keyboard.Read(text)
 	if want := regexp.MustCompile(`^\d\d:\d\d:\d\d\.\d\d\d INF b\\x1b\[2J\\n name="a\\x1b\[2J"\r\n$`); err != nil || !want.Match(text[:n]) {
 		t.Errorf("on a terminal: got %q, %v, want %s", text[:n], err, want)
+	}
+	if now := time.Now().UTC().Format("15:04:05.000"); began <= now && (string(text[:12]) < began || string(text[:12]) > now) {
+		t.Errorf("on a terminal: got the time %s, want it from %s to %s in UTC", text[:12], began, now)
 	}
 	var lines bytes.Buffer
 	if log, err = observe.Logger(&lines, "info"); err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -15,6 +16,8 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/routing"
 )
 
 // watched is the admin port of an invented fleet, whose token is "secret".
@@ -175,6 +178,31 @@ func TestWaitingForAnAnswer(t *testing.T) {
 	} {
 		if got := adminURL(address); got != want {
 			t.Errorf("%s: got %s, want %s", address, got, want)
+		}
+	}
+}
+
+// A decision that an earlier version exported, where the stage of first turns had another name, is made again as recorded.
+func TestAnExportOfAnEarlierVersion(t *testing.T) {
+	r, err := routing.New(routing.DefaultConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for slot, name := range []string{"a", "b"} {
+		r.SetTarget(kvindex.Slot(slot), routing.TargetInfo{Target: kvindex.Target{Worker: name, Rank: kvindex.NoRank}, Ready: true})
+	}
+	d, err := r.PickRecorded(0, &routing.Query{ID: "r", Conversation: "c", PromptTokens: 300}, nil, nil)
+	if err != nil || d.Plan.Via != routing.ViaFirstTurn {
+		t.Fatalf("got %+v, %v, want a first turn", d, err)
+	}
+	for via, want := range map[routing.Via]int{routing.ViaFirstTurn: 0, "first turn": 0, routing.ViaSticky: 1} {
+		d.Plan.Via = via
+		file := filepath.Join(t.TempDir(), "decision.json")
+		if text, err := json.Marshal(d); err != nil || os.WriteFile(file, text, 0o600) != nil {
+			t.Fatal(err)
+		}
+		if code, out, errs := kvlane("", "explain", "--rerun", file); code != want {
+			t.Errorf("via %q: got code %d, %s%s, want %d", via, code, out, errs, want)
 		}
 	}
 }

@@ -138,9 +138,9 @@ func conformance(t *testing.T, c *cluster) {
 func istioVersion(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("tools/istio/go.mod")
-	m := regexp.MustCompile(`istio.io/api v(\S+)`).FindSubmatch(text)
+	m := regexp.MustCompile(`istio.io/istio v(\S+)`).FindSubmatch(text)
 	if err != nil || m == nil {
-		t.Fatalf("no version of istio.io/api: %v", err)
+		t.Fatalf("no version of istio.io/istio: %v", err)
 	}
 	return string(m[1])
 }

@@ -45,8 +45,8 @@ func converse(ctx context.Context, chat string, conversations int) (stop func() 
 	}
 }
 
-// replicasShare installs replicas that route as one, and replaces, scales and kills them under load. No request fails, no conversation is bound anew, and what is gone is forgotten within
-// 3 s.
+// replicasShare installs replicas that route as one, and replaces, scales and kills them under load. No request
+// fails, no conversation is bound anew, and what is gone is forgotten within 3 s, a killed one within 5 s.
 func replicasShare(t *testing.T, c *cluster) {
 	r := &release{c: c, in: "chart-fleet", values: append(slices.Clone(ownEnvoy), "mode=standalone", "config.routing.preset=session")}
 	c.namespace(t, r.in)

@@ -208,7 +208,7 @@ func Logger(w io.Writer, level string) (zerolog.Logger, error) {
 		return zerolog.Nop(), err
 	}
 	if Terminal(w) { // texts of others may be in messages; other values are quoted by zerolog
-		w = zerolog.ConsoleWriter{Out: w, TimeFormat: "15:04:05.000", FormatMessage: func(text any) string { return inLine(fmt.Sprint(text)) }}
+		w = zerolog.ConsoleWriter{Out: w, TimeFormat: "15:04:05.000", TimeLocation: time.UTC, FormatMessage: func(text any) string { return inLine(fmt.Sprint(text)) }}
 	}
 	at := zerolog.HookFunc(func(e *zerolog.Event, _ zerolog.Level, _ string) {
 		e.Str(zerolog.TimestampFieldName, time.Now().UTC().Format("2006-01-02T15:04:05.000Z07:00"))
