@@ -216,3 +216,23 @@ func TestABodyWithTheListOfModelsIsParsedInAPlace(t *testing.T) {
 	}
 	b.untouchedByWork()
 }
+
+// An adapter that only engines list is found again after its worker was replaced, while the others stayed away: the old list does
+// not stand for the new engine.
+func TestAnAdapterOfAReplacedWorker(t *testing.T) {
+	w := listing(t, "a", `{"data":[{"id":"demo"},{"id":"lora"}]}`, "demo")
+	b := newBench(t, "", w)
+	replaced, other := w, listing(t, "b", `{"data":[{"id":"demo"}]}`, "demo")
+	replaced.Generation = 2
+	for _, list := range [][]workers.Worker{{w}, {replaced}, {other}} {
+		b.fleet.SetWorkers(nil)
+		b.fleet.SetWorkers(list)
+		d, _ := b.ask("/v1/completions", strings.Replace(completion(20, ""), "demo", "lora", 1))
+		if has := list[0].Address == w.Address; has != (d.Reject == nil) || has && d.Endpoint != w.Address {
+			t.Errorf("generation %d of %s: got %q, %+v, want it served: %v", list[0].Generation, list[0].Name, d.Endpoint, d.Reject, has)
+		}
+		if d.Reject == nil {
+			d.Ticket.End(time.Now())
+		}
+	}
+}

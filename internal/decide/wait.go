@@ -247,10 +247,10 @@ func (w *work) lane(err error) (routing.Lane, bool) {
 	return routing.Lane{Class: class, Slot: routing.NoSlot}, true
 }
 
-// class is the model by which the queue knows the request. A name that no worker lists is none: a client can write another
-// one in each request, and all of them go to the same targets. The caller holds d.mu.
+// class is the model by which the queue knows the request. A name that neither the configuration nor a worker lists is none: a
+// client can write another one in each request, and all of them go to the same targets. The caller holds d.mu.
 func (w *work) class() string {
-	if w.query.Listed || w.d.router.Lists(w.query.Model) {
+	if w.query.Listed || w.in.model != nil || w.d.router.Lists(w.query.Model) {
 		return strings.Clone(w.query.Model)
 	}
 	return ""

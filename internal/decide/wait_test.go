@@ -310,6 +310,10 @@ func TestNamesOfClientsOpenNoLanes(t *testing.T) {
 		if tenants["x1"] != tenants["x2"] || strings.HasPrefix(queue, "flow") && (tenants["demo"] == tenants["other"] || tenants["demo"] == tenants["x1"]) {
 			t.Errorf("got tenants %v, want one for the names that no worker lists", tenants)
 		}
+		w := &work{job: &job{d: b.Decider}, in: &input{model: b.fleet.Model("demo")}, query: routing.Query{Model: "alias"}}
+		if got := w.class(); got != "alias" {
+			t.Errorf("a name of the configuration that no worker lists: got class %q, want it", got)
+		}
 		running.Ticket.End(time.Now())
 		for len(all) > 0 { // one after the other, in any order
 			for name, a := range all {

@@ -18,7 +18,7 @@ const maxComparisons = 4
 // under ids that no prompt has; the others are routed by ids. If all differ, the
 // model is routed by load.
 type agreement struct {
-	// checks is by worker name. Only SetWorkers and Close replace it.
+	// checks is by worker name. Only SetWorkers, SetModels and Close replace it.
 	checks    atomic.Pointer[map[string]*check]
 	mu        sync.Mutex // serialises settle
 	differing atomic.Pointer[differing]

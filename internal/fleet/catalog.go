@@ -271,7 +271,7 @@ func firstNamed(a, b string) string {
 
 // learnContexts gives each model the context length that all its engines name, and what their
 // --model is: of several the first in order. The caller holds the catalog's lock.
-func (f *Fleet) learnContexts() {
+func (f *Fleet) learnContexts(models []*Model) {
 	all := map[string]served{}
 	for _, l := range f.catalog.listed {
 		for name, s := range l.served {
@@ -283,7 +283,7 @@ func (f *Fleet) learnContexts() {
 			all[name] = s
 		}
 	}
-	for _, m := range f.models.Load().list {
+	for _, m := range models {
 		if m.Tokens != nil {
 			m.Tokens.SetMaxModelLen(all[m.Config.Name].context)
 			m.Tokens.Serve(cmp.Or(m.Config.EngineModel, all[m.Config.Name].base))
@@ -313,19 +313,30 @@ func (f *Fleet) askAll(done chan struct{}) {
 	c := &f.catalog
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	v, c.names, c.silent = f.View(), map[string]bool{}, silent.Load()
+	v, c.silent = f.View(), silent.Load()
+	c.current(v)
+	f.learnContexts(f.models.Load().list)
+	c.changes++
+	f.tellRouter(v)
+	c.asked, c.asking = f.Now(), nil
+	close(done)
+}
+
+// current drops the lists of workers that are gone or replaced: what has taken their place is asked when a name is missing. The
+// caller holds mu.
+func (c *catalog) current(v *View) {
 	maps.DeleteFunc(c.listed, func(name string, l listed) bool {
 		m := v.members[name]
-		return m == nil || m.Generation != l.generation
+		gone := m == nil || m.Generation != l.generation
+		if gone {
+			c.asked = time.Time{}
+		}
+		return gone
 	})
+	c.names = map[string]bool{}
 	for _, l := range c.listed {
 		for _, name := range l.names {
 			c.names[name] = true
 		}
 	}
-	f.learnContexts()
-	c.changes++
-	f.tellRouter(v)
-	c.asked, c.asking = f.Now(), nil
-	close(done)
 }

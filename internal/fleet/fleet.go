@@ -78,6 +78,7 @@ func New(o Options) (*Fleet, error) {
 	f.doubts.byWorker, f.doubts.next = map[string]map[string]doubt{}, map[string]*Member{}
 	f.view.Store(&View{members: map[string]*Member{}})
 	f.models.Store(newModelSet(o.Models))
+	f.Models = nil // SetModels replaces them, and their tokenizers are large
 	f.feeds = newFeeds()
 	return f, nil
 }
@@ -132,6 +133,7 @@ func (f *Fleet) SetWorkers(list []workers.Worker) {
 	}
 	f.forgetDoubts(next)
 	f.catalog.mu.Lock()
+	f.catalog.current(next) // so that the engines are asked for a name that only those listed which are gone
 	f.tellRouter(next)
 	f.catalog.mu.Unlock()
 	f.compareAll(next)

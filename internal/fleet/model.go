@@ -104,9 +104,9 @@ func newModelSet(list []*Model) *modelSet {
 func (f *Fleet) SetModels(list []*Model) {
 	f.changing.Lock()
 	defer f.changing.Unlock()
-	old, v := f.models.Swap(newModelSet(list)).list, f.View()
 	f.catalog.mu.Lock()
-	f.learnContexts()
+	f.learnContexts(list)
+	old, v := f.models.Swap(newModelSet(list)).list, f.View()
 	f.catalog.mu.Unlock()
 	for _, m := range v.members {
 		f.checkMember(m)

@@ -121,7 +121,7 @@ func (f *Fleet) askModels(name string) {
 	for m := f.nextCheck(name); m != nil; m = f.nextCheck(name) {
 		names, err := f.askFor(f.listContext, m)
 		f.catalog.mu.Lock()
-		f.learnContexts()
+		f.learnContexts(f.models.Load().list)
 		f.catalog.mu.Unlock()
 		missing := slices.DeleteFunc(slices.Clone(m.Models), func(name string) bool { return slices.Contains(names, name) })
 		if err != nil || len(missing) == 0 {
