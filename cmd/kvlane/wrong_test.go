@@ -81,6 +81,8 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 	}
 	defer hung.Close()
 	otherName := engine(enginesim.Options{Model: "other"})
+	odd := engine(enginesim.Options{Model: "demo", BlockSize: 24})
+	untrue := engine(enginesim.Options{Model: "demo", Faults: enginesim.Faults{WrongBlockSize: 24}})
 	good := fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, sim.Addr(), sim.EventsEndpoint(0))
 	events := fmt.Sprintf(`models: [demo], events: {endpoint: %q}`, sim.EventsEndpoint(0))
 	for _, c := range []struct {
@@ -103,6 +105,12 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 		{"events behind NAT", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "tcp://%s"}`, sim.Addr(), hung.Addr()),
 			`"reason":"unreachable","detail":"zmtp: read greeting: `, "worker w: no events of w from tcp://" + hung.Addr().String() + ": zmtp: read greeting: ", "events_unreachable"},
 		{"other block size", good + ", block_size: 32", `the engine's blocks have 16 tokens, the worker is configured with block_size 32`, "write block_size: 16, or leave it out", "other_block_size"},
+		{"blocks that do not fit the index", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, odd.Addr(), odd.EventsEndpoint(0)),
+			"the engine's blocks of 24 tokens do not fit index.block_size 16", "its KV events are refused; write an index.block_size that divides 24", "other_block_size"},
+		{"events that do not fit the index", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, odd.Addr(), odd.EventsEndpoint(0)),
+			"engine's blocks of 24 tokens: block size does not fit; its events are refused", " KV events dropped: refused: block size does not fit", "events_dropped"},
+		{"events of another block size than the engine's", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, untrue.Addr(), untrue.EventsEndpoint(0)),
+			"stored blocks whose tokens do not fill them", " KV events dropped: misaligned", "events_dropped"},
 		{"other model name", fmt.Sprintf(`address: %q, models: [qwen], events: {endpoint: %q}`, sim.Addr(), sim.EventsEndpoint(0)),
 			"the engine does not serve qwen, which the worker lists; it serves demo", "it serves demo: requests for qwen fail there; write models: [demo]", "other_models"},
 		{"a model without an entry", fmt.Sprintf(`address: %q, models: [other], events: {endpoint: %q}`, otherName.Addr(), otherName.EventsEndpoint(0)),
@@ -140,7 +148,17 @@ workers:
 				}
 				return
 			}
+			n := 0
 			until(t, admin+"/readyz", func(status int, body string) bool {
+				if c.reason == "events_dropped" {
+					n++ // each prompt stores blocks that no other has
+					prompt := fmt.Sprintf(`{"model": "demo", "max_tokens": 1, "prompt": "%d %s"}`, n, strings.Repeat("word ", 100))
+					resp, err := http.Post("http://"+strings.Split(c.worker, `"`)[1]+"/v1/completions", "application/json", strings.NewReader(prompt))
+					if err != nil {
+						t.Fatal(err)
+					}
+					resp.Body.Close()
+				}
 				return status == http.StatusOK && strings.Contains(body, "\nwarning: ") && strings.Contains(body, c.warning)
 			})
 			until(t, admin+"/metrics", func(_ int, body string) bool {

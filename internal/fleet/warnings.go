@@ -13,6 +13,7 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
@@ -73,7 +74,11 @@ func (f *Fleet) EngineCache(worker string, c workers.EngineCache) {
 	}
 	f.doubt(m, "prefix_caching_off", text)
 	text = ""
-	if c.BlockSize > 0 && m.BlockSize > 0 && c.BlockSize != m.BlockSize {
+	switch index := f.Config.Index.BlockSize; {
+	case c.BlockSize == 0:
+	case m.Events.Endpoint != "" && c.BlockSize%index != 0 && index%c.BlockSize != 0:
+		text = fmt.Sprintf("the engine's blocks of %[1]d tokens do not fit index.block_size %d: its KV events are refused; write an index.block_size that divides %[1]d", c.BlockSize, index)
+	case m.BlockSize > 0 && c.BlockSize != m.BlockSize:
 		text = fmt.Sprintf("the engine's blocks have %d tokens, the worker is configured with block_size %d: write block_size: %d, or leave it out", c.BlockSize, m.BlockSize, c.BlockSize)
 	}
 	f.doubt(m, "other_block_size", text)
@@ -175,7 +180,8 @@ func (f *Fleet) Warnings() []observe.Warning {
 				add(s.Worker, "events_unreachable", "no events of %s from %s: %s", t.Target, m.Events.Endpoint, cmp.Or(s.LastError, "no connection yet"))
 			}
 		}
-		for _, why := range []feed.Reason{feed.WrongBlockSize, feed.UnknownHash, feed.WrongRank} {
+		unfit := feed.Refused + ": " + feed.Reason(kvindex.ErrBlockSize.Error())
+		for _, why := range []feed.Reason{feed.WrongBlockSize, unfit, feed.Misaligned, feed.UnknownHash, feed.WrongRank} {
 			if n := s.Dropped[why]; n > 0 {
 				add(s.Worker, "events_dropped", "%d KV events dropped: %s", n, why)
 			}
