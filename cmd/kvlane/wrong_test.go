@@ -114,7 +114,7 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 		{"other model name", fmt.Sprintf(`address: %q, models: [qwen], events: {endpoint: %q}`, sim.Addr(), sim.EventsEndpoint(0)),
 			"the engine does not serve qwen, which the worker lists; it serves demo", "it serves demo: requests for qwen fail there; write models: [demo]", "other_models"},
 		{"a model without an entry", fmt.Sprintf(`address: %q, models: [other], events: {endpoint: %q}`, otherName.Addr(), otherName.EventsEndpoint(0)),
-			"no entry of models is called other", "worker w: no entry of models is called other, which the worker serves: such requests are routed by load", "unknown_model"},
+			"no entry of models is called other", "worker w: no entry of models is called other, which the worker lists: such requests are routed by load", "unknown_model"},
 		{"tokenizer of another revision", fmt.Sprintf(`address: %q, %s`, other(t, "", "1, 2, 3"), events), "the tokenizer differs", "its token ids of model demo differ", "tokens_differ"},
 		{"prefix caching off", fmt.Sprintf(`address: %q, %s`, other(t, "vllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"False\"} 1\nvllm:num_requests_running 0\n", "1"), events),
 			"the engine runs without prefix caching", "the engine runs without prefix caching", "prefix_caching_off"},

@@ -93,7 +93,7 @@ func (f *Fleet) checkMember(m *Member) {
 	known := f.models.Load().byName
 	unknown := slices.DeleteFunc(slices.Clone(m.Models), func(name string) bool { return known[name] != nil })
 	if len(known) > 0 && len(unknown) > 0 {
-		f.doubt(m, "unknown_model", "no entry of models is called "+strings.Join(unknown, ", ")+", which the worker serves: such requests are routed by load; write an entry")
+		f.doubt(m, "unknown_model", "no entry of models is called "+strings.Join(unknown, ", ")+", which the worker lists: such requests are routed by load; write an entry")
 	}
 }
 
@@ -133,8 +133,12 @@ func (f *Fleet) askModels(name string) {
 			f.doubt(m, "other_models", "")
 			continue
 		}
-		f.doubt(m, "other_models", fmt.Sprintf("the engine does not serve %[1]s, which the worker lists; it serves %[2]s: requests for %[1]s fail there; write models: [%[2]s]",
-			strings.Join(missing, ", "), strings.Join(names[:min(len(names), 8)], ", ")))
+		served, advice := strings.Join(names[:min(len(names), 8)], ", "), "what it serves"
+		if len(names) <= 8 {
+			advice = "models: [" + served + "]"
+		}
+		f.doubt(m, "other_models", fmt.Sprintf("the engine does not serve %[1]s, which the worker lists; it serves %[2]s: requests for %[1]s fail there; write %[3]s",
+			strings.Join(missing, ", "), served, advice))
 		again, cancel := context.WithTimeout(f.listContext, askModelsAgain)
 		<-again.Done()
 		cancel()
@@ -160,7 +164,12 @@ func (f *Fleet) Warnings() []observe.Warning {
 	f.doubts.mu.Lock()
 	for worker, all := range f.doubts.byWorker {
 		for reason, d := range all {
-			if m := v.members[worker]; m != nil && m.Generation == d.generation {
+			m := v.members[worker]
+			if m == nil || m.Generation != d.generation {
+				continue
+			}
+			// A name that is wrong on the worker is not one to write an entry for.
+			if other, ok := all["other_models"]; reason != "unknown_model" || !ok || other.generation != d.generation {
 				add(worker, reason, "%s", d.text)
 			}
 		}

@@ -2,8 +2,12 @@ package fleet
 
 import (
 	"bytes"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rs/zerolog"
 
@@ -41,5 +45,41 @@ func TestTextsOfEnginesAreBounded(t *testing.T) {
 	page := observe.NewIndexPage(kvindex.Stats{}, []feed.Status{{LastError: long, Targets: make([]feed.TargetStatus, 1)}}, 0)
 	if n := len(page.Feeds[0].LastError); n != observe.MaxText {
 		t.Errorf("got an error of %d bytes on /debug/index, want %d", n, observe.MaxText)
+	}
+}
+
+// A name that the engine does not serve is not also one to write an entry for, and a list that is cut is no advice.
+func TestAWrongNameIsSaidOnce(t *testing.T) {
+	for _, c := range []struct {
+		served int
+		advice string
+	}{{8, "write models: [m0, m1, m2, m3, m4, m5, m6, m7]"}, {9, "write what it serves"}} {
+		var names []string
+		for i := range c.served {
+			names = append(names, fmt.Sprintf(`{"id":"m%d"}`, i))
+		}
+		engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprintf(w, `{"data":[%s]}`, strings.Join(names, ","))
+		}))
+		w := worker("a", 1)
+		w.Address, w.Models = engine.Listener.Addr().String(), []string{"qwen"}
+		served := worker("b", 1)
+		served.Address, served.Models = w.Address, []string{"m1"}
+		f := newFleet(t, "", w, served)
+		texts := func() map[string]string {
+			out := map[string]string{}
+			for _, w := range f.Warnings() {
+				out[w.Worker+" "+w.Reason] = w.Text
+			}
+			return out
+		}
+		for texts()["a other_models"] == "" { // the test's timeout ends it
+			time.Sleep(5 * time.Millisecond)
+		}
+		got := texts()
+		if other := got["a other_models"]; !strings.HasSuffix(other, c.advice) || got["a unknown_model"] != "" || got["b unknown_model"] == "" {
+			t.Errorf("%d names: got %q, want one warning of worker a, with %q, and that b's model has no entry", c.served, got, c.advice)
+		}
+		engine.Close()
 	}
 }
