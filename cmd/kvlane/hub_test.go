@@ -227,9 +227,9 @@ func TestARefusedTokenizerIsAWarning(t *testing.T) {
 		}
 		return readyz, metrics
 	}
-	const series = `kvlane_worker_warnings{reason="no_tokenizer",worker=""} 1`
+	const series, refused = `kvlane_worker_warnings{reason="no_tokenizer",worker=""} 1`, `kvlane_worker_warnings{reason="tokenizer_refused",worker=""} 1`
 	const fromHub = ", tokenizer: \"hf:Org/Model\""
-	if readyz, metrics := ready(fromHub); readyz != "ok\n" || strings.Contains(metrics, series) {
+	if readyz, metrics := ready(fromHub); readyz != "ok\n" || strings.Contains(metrics, series) || strings.Contains(metrics, refused) {
 		t.Errorf("got %q, want no warning and no series", readyz)
 	}
 	status.Store(404)
@@ -238,13 +238,17 @@ func TestARefusedTokenizerIsAWarning(t *testing.T) {
 		t.Errorf("without a tokenizer: got %q, want a warning and its series", readyz)
 	}
 	readyz, metrics := ready(fromHub)
-	for _, want := range []string{"ok\nwarning: model m is routed by load: hf:Org/Model@main: model hub: ", "no such model or revision; it is read again when Kvlane starts\n"} {
+	for _, want := range []string{"ok\nwarning: model m is routed by load: hf:Org/Model@main: model hub: ", "no such model or revision; it is read again when Kvlane starts or its keys change\n"} {
 		if !strings.Contains(readyz, want) {
 			t.Errorf("got %q, want %q", readyz, want)
 		}
 	}
-	if !strings.Contains(metrics, series) {
-		t.Errorf("got no %s, want it", series)
+	if !strings.Contains(metrics, refused) || strings.Contains(metrics, series) {
+		t.Errorf("got no %s or %s, want the first only", refused, series)
+	}
+	readyz, metrics = ready(fromHub + `, check: {renderer: "http://127.0.0.1:1"}`)
+	if !strings.HasPrefix(readyz, "ok\nwarning: check.renderer computes all ids of model m: hf:Org/Model@main: ") || strings.Contains(readyz, "by load") || !strings.Contains(metrics, refused) {
+		t.Errorf("with a renderer: got %q, want that it computes the ids", readyz)
 	}
 }
 

@@ -38,8 +38,12 @@ func loadModels(ctx context.Context, c *config.Config, metrics *observe.Metrics,
 		case errors.Is(err, models.ErrUnknown), errors.Is(err, fs.ErrNotExist) && !strings.HasPrefix(c.Models[i].Tokenizer, hub.Prefix):
 			return nil, config.ProblemsError{partProblem(c, i, err)}
 		default:
-			s.Refused = partProblem(c, i, err).Message + "; it is read again when Kvlane starts"
-			log.Error().Str("model", s.Config.Name).Str("error", s.Refused).Msg("tokenizer refused: this model is routed by load")
+			s.Refused = partProblem(c, i, err).Message + "; it is read again when Kvlane starts or its keys change"
+			instead := "this model is routed by load"
+			if s.Remote != nil {
+				instead = "check.renderer computes all its ids"
+			}
+			log.Error().Str("model", s.Config.Name).Str("error", s.Refused).Msg("tokenizer refused: " + instead)
 		}
 		list = append(list, s)
 	}

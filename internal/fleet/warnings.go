@@ -197,8 +197,13 @@ func (f *Fleet) Warnings() []observe.Warning {
 		}
 	}
 	for _, s := range f.models.Load().list {
-		if s.Refused != "" || s.Tokens == nil && s.Remote == nil {
-			add("", "no_tokenizer", "model %s is routed by load: %s", s.Config.Name, cmp.Or(s.Refused, "it has no models[].tokenizer"))
+		switch {
+		case s.Refused != "" && s.Remote != nil:
+			add("", "tokenizer_refused", "check.renderer computes all ids of model %s: %s", s.Config.Name, s.Refused)
+		case s.Refused != "":
+			add("", "tokenizer_refused", "model %s is routed by load: %s", s.Config.Name, s.Refused)
+		case s.Tokens == nil && s.Remote == nil:
+			add("", "no_tokenizer", "model %s is routed by load: it has no models[].tokenizer", s.Config.Name)
 		}
 		for worker := range s.agreement.all() {
 			if s.agreement.differs(worker) {

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82210
+	totalLimit = 82240
 	totalGoal  = 62000
 )
 
@@ -35,7 +35,7 @@ var rooms = []struct {
 }{
 	{"heart", 20910, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28570, 22000, []string{"internal/tokens"}},
-	{"fleet", 4520, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4540, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1680, 1300, []string{"internal/observe"}},
 	{"decide", 3120, 1700, []string{"internal/decide"}},
 	{"replicas", 2450, 2200, []string{"internal/replicas"}},
