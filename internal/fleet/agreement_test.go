@@ -115,6 +115,19 @@ func TestAReplacedModelIsComparedAnew(t *testing.T) {
 	if len(next.agreement.all()) != 1 {
 		t.Error("got no comparison of a model that stays, want it to go on")
 	}
+	warned := func() (reasons []string) {
+		for _, warning := range f.Warnings() {
+			reasons = append(reasons, warning.Reason)
+		}
+		return reasons
+	}
+	if got := warned(); !slices.Contains(got, "no_events") {
+		t.Errorf("a worker without events: got %q, want no_events", got)
+	}
+	f.SetModels([]*Model{{Config: c.Models[0]}})
+	if got := warned(); slices.Contains(got, "no_events") || !slices.Contains(got, "no_tokenizer") {
+		t.Errorf("a model that has lost its tokenizer: got %q, want that alone", got)
+	}
 }
 
 // Workers are judged individually; a model is routed by load only if all of its workers

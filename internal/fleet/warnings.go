@@ -84,12 +84,14 @@ func (f *Fleet) EngineCache(worker string, c workers.EngineCache) {
 	f.doubt(m, "other_block_size", text)
 }
 
-// checkMember looks for what a new worker lacks. It returns without waiting for the engine.
+// checkMember looks for what a worker lacks. It returns without waiting for the engine.
 func (f *Fleet) checkMember(m *Member) {
 	exact := slices.ContainsFunc(f.models.Load().list, func(s *Model) bool { return s.Tokens != nil && serves(m.Models, s) })
+	text := "" // none any more, if the models have changed
 	if m.Events.Endpoint == "" && exact {
-		f.doubt(m, "no_events", "no events.endpoint: what the engine caches is predicted from prompts sent there; start it with KV events and name their endpoint")
+		text = "no events.endpoint: what the engine caches is predicted from prompts sent there; start it with KV events and name their endpoint"
 	}
+	f.doubt(m, "no_events", text)
 	known := f.models.Load().byName
 	unknown := slices.DeleteFunc(slices.Clone(m.Models), func(name string) bool { return known[name] != nil })
 	if len(known) > 0 && len(unknown) > 0 {
