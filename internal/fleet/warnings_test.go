@@ -48,7 +48,7 @@ func TestTextsOfEnginesAreBounded(t *testing.T) {
 	}
 }
 
-// A name that the engine does not serve is not also one to write an entry for, and a list that is cut is no advice.
+// A name that the engine does not serve is not also one to write an entry for, and a list that is cut is not given as advice.
 func TestAWrongNameIsSaidOnce(t *testing.T) {
 	for _, c := range []struct {
 		served int
