@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82240
+	totalLimit = 82260
 	totalGoal  = 62000
 )
 
@@ -34,7 +34,7 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 20910, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28570, 22000, []string{"internal/tokens"}},
+	{"tokens", 28590, 22000, []string{"internal/tokens"}},
 	{"fleet", 4540, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1680, 1300, []string{"internal/observe"}},
 	{"decide", 3120, 1700, []string{"internal/decide"}},

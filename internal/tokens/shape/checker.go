@@ -75,18 +75,22 @@ type Checker struct {
 	samples chan []byte   // API in the first byte, then the body
 	again   chan struct{} // a check is requested
 
-	taken      atomic.Uint32 // 1 << API for each of which the engine takes ids
-	unanswered bool          // some API was not answered; only Check and Run use it
+	taken atomic.Uint32 // 1 << API for each of which the engine takes ids
+	// unanswered are the APIs without an answer, as in taken, which are asked repeats times more;
+	// only Check and Run use them.
+	unanswered uint32
+	repeats    int
 
 	mu     sync.Mutex
 	failed [][]byte // bodies that differed or got no answer; all must agree before the model is trusted
 }
 
 // defaultMaxBody is the default of CheckerOptions.MaxBody; maxFailed bounds the number of bodies
-// in failed.
+// in failed, and maxRepeats how often an API without an answer is asked again after a check.
 const (
 	defaultMaxBody = 1 << 20
 	maxFailed      = 8
+	maxRepeats     = 5
 )
 
 // NewChecker returns a checker. It does nothing until Run is called.
@@ -133,7 +137,8 @@ func (c *Checker) Recheck() {
 // Run checks immediately, and then samples and retries until ctx ends. The retry interval has a
 // jitter of a tenth, so that the engines of a fleet are not checked at the same moment.
 func (c *Checker) Run(ctx context.Context) {
-	c.checkAtTurn(ctx)
+	check := func() { c.Check(ctx) }
+	c.atTurn(ctx, check)
 	retry := time.NewTicker(c.options.Retry - rand.N(c.options.Retry/10+1))
 	defer retry.Stop()
 	for {
@@ -141,19 +146,24 @@ func (c *Checker) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-retry.C:
-			if (c.State() != Agrees || c.unanswered) && (c.options.Awake == nil || c.options.Awake()) {
-				c.checkAtTurn(ctx)
+			switch {
+			case c.options.Awake != nil && !c.options.Awake():
+			case c.State() != Agrees:
+				c.atTurn(ctx, check)
+			case c.unanswered != 0 && c.repeats > 0:
+				c.repeats--
+				c.atTurn(ctx, func() { c.unanswered = c.probe(ctx, c.unanswered) })
 			}
 		case <-c.again:
-			c.checkAtTurn(ctx)
+			c.atTurn(ctx, check)
 		case s := <-c.samples:
 			c.sample(ctx, s)
 		}
 	}
 }
 
-// checkAtTurn waits for the gate and checks.
-func (c *Checker) checkAtTurn(ctx context.Context) {
+// atTurn waits for the gate and runs what asks the engine.
+func (c *Checker) atTurn(ctx context.Context, run func()) {
 	if c.options.Gate != nil {
 		select {
 		case c.options.Gate <- struct{}{}:
@@ -162,7 +172,7 @@ func (c *Checker) checkAtTurn(ctx context.Context) {
 			return
 		}
 	}
-	c.Check(ctx)
+	run()
 }
 
 // Check compares the built-in requests and every request that failed before, and sets the state:
@@ -197,7 +207,7 @@ func (c *Checker) Check(ctx context.Context) State {
 	c.failed = nil
 	c.mu.Unlock()
 	if c.options.HandIDs {
-		c.probe(ctx)
+		c.unanswered, c.repeats = c.probe(ctx, ^uint32(0)), maxRepeats
 	}
 	c.set(Agrees, nil)
 	return Agrees

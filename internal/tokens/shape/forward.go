@@ -51,16 +51,18 @@ var probes = [...]struct {
 }{
 	{body.Chat, "/v1/chat/completions", "choices", `"max_tokens":1,"messages":` + chatQuestions[0]},
 	{body.Completions, "/v1/completions", "choices", `"max_tokens":1,"prompt":` + plainQuestions[0]},
-	{body.Messages, "/v1/messages", "stop_reason", `"max_tokens":1,"messages":` + chatQuestions[0]}, // the contents of these two
-	{body.Responses, "/v1/responses", "status", `"max_output_tokens":1,"input":"Be brief."`},        // may have random ids
+	{body.Messages, "/v1/messages", "stop_reason", `"max_tokens":1,"messages":` + chatQuestions[0]},        // the contents of these two
+	{body.Responses, "/v1/responses", "status", `"max_output_tokens":1,"store":false,"input":"Be brief."`}, // may have random ids
 }
 
 // probe finds out of which APIs the engine takes ids: its answer with them equals that without them, and one id more is one
-// token more. An API without an answer is asked again.
-func (c *Checker) probe(ctx context.Context) {
-	taken := uint32(0)
-	c.unanswered = false
+// token more. It asks those in apis only (1 << API), and returns the ones without an answer.
+func (c *Checker) probe(ctx context.Context, apis uint32) (unanswered uint32) {
+	taken := c.taken.Load() &^ apis
 	for _, p := range probes {
+		if apis&(1<<p.api) == 0 {
+			continue
+		}
 		raw := fmt.Appendf(nil, `{"model":%s,"temperature":0,%s}`, strconv.Quote(c.options.ModelName), p.question)
 		req, err := body.Parse(p.api, raw)
 		if err != nil {
@@ -81,7 +83,9 @@ func (c *Checker) probe(ctx context.Context) {
 			answer, err := post(ctx, c.oracle.Timeout, strings.TrimRight(c.oracle.URL, "/")+p.path, sent)
 			if err != nil {
 				_, refused := errors.AsType[*Refusal](err)
-				c.unanswered = c.unanswered || !refused && !errors.Is(err, errNoEndpoint)
+				if !refused && !errors.Is(err, errNoEndpoint) {
+					unanswered |= 1 << p.api
+				}
 				break
 			}
 			scan := body.NewUsageScanner(false)
@@ -95,6 +99,7 @@ func (c *Checker) probe(ctx context.Context) {
 		}
 	}
 	c.taken.Store(taken)
+	return unanswered
 }
 
 // TakesIDs reports whether the engine was found to take the ids of an API.

@@ -1,8 +1,10 @@
 package shape
 
 import (
+	"bytes"
 	"cmp"
 	"compress/gzip"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -528,8 +530,9 @@ func TestOnlyEnginesThatTakeIDsAreGivenThem(t *testing.T) {
 	all := []body.API{body.Chat, body.Completions, body.Messages, body.Responses}
 	for name, want := range map[string][]body.API{
 		"takes": all, "ignores": nil, "answers otherwise": nil, "refuses": nil, "ignores those of responses": all[:3], "fails at first": all,
+		"always fails": {body.Chat, body.Completions, body.Responses}, "has none": {body.Chat, body.Completions, body.Responses},
 	} {
-		failed := false
+		failed, questions, messages := false, 0, 0
 		engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			raw, _ := io.ReadAll(r.Body)
 			api := body.Tokenize
@@ -546,7 +549,21 @@ func TestOnlyEnginesThatTakeIDsAreGivenThem(t *testing.T) {
 			given := req.Form == body.FormIDs || req.Has(body.FieldKVTransferParams)
 			res, err := m.Prompt(req, VLLM)
 			text := "a"
+			switch api {
+			case body.Tokenize:
+				questions++
+			case body.Messages:
+				messages++
+			case body.Responses:
+				if !bytes.Contains(raw, []byte(`"store":false`)) {
+					t.Errorf("%s: got %s, want that nothing is stored", name, raw)
+				}
+			}
 			switch {
+			case name == "always fails" && api == body.Messages:
+				w.WriteHeader(http.StatusInternalServerError)
+			case name == "has none" && api == body.Messages:
+				w.WriteHeader(http.StatusNotImplemented)
 			case name == "fails at first" && api == body.Messages && !failed:
 				failed = true
 				w.WriteHeader(http.StatusInternalServerError)
@@ -567,14 +584,32 @@ func TestOnlyEnginesThatTakeIDsAreGivenThem(t *testing.T) {
 			fmt.Fprintf(w, `{"id":%d,"choices":[{"text":%q}],"status":%[2]q,"stop_reason":%[2]q,"usage":{%s}}`, time.Now().UnixNano(), text, usage)
 		}))
 		for _, asked := range []bool{true, false} {
-			c := NewChecker(m, &Oracle{Engine: VLLM, URL: engine.URL}, CheckerOptions{ModelName: "m", HandIDs: asked})
-			if state := c.Check(t.Context()); state != Agrees {
-				t.Errorf("%s: got state %v, want agrees", name, state)
+			ctx, cancel := context.WithCancel(t.Context())
+			var c *Checker
+			ticks := 0
+			failed, questions, messages = false, 0, 0
+			c = NewChecker(m, &Oracle{Engine: VLLM, URL: engine.URL}, CheckerOptions{ModelName: "m", HandIDs: asked, Retry: time.Millisecond, Awake: func() bool {
+				if ticks++; ticks > 2*maxRepeats {
+					cancel()
+				}
+				if asked && slices.Contains(want, body.Chat) && !c.TakesIDs(body.Chat) {
+					t.Errorf("%s: an API that takes ids has lost them", name)
+				}
+				return ctx.Err() == nil
+			}})
+			c.Run(ctx)
+			if c.State() != Agrees || questions != len(builtIn("m")) {
+				t.Errorf("%s: got state %v after %d questions, want agrees after each once", name, c.State(), questions)
 			}
-			if want := name == "fails at first" && asked; c.unanswered != want {
-				t.Errorf("%s, asked %v: an API without an answer: %v, want %v", name, asked, c.unanswered, want)
-			} else if want {
-				c.Check(t.Context())
+			wantAsked, known := map[string]int{"refuses": 2, "always fails": 1 + maxRepeats, "has none": 1, "fails at first": 4}[name]
+			if !known {
+				wantAsked = 3
+			}
+			if !asked {
+				wantAsked = 0
+			}
+			if messages != wantAsked {
+				t.Errorf("%s, asked %v: got %d messages, want %d", name, asked, messages, wantAsked)
 			}
 			for _, api := range append(slices.Clip(all), body.Generate) {
 				if got := c.TakesIDs(api); got != (asked && slices.Contains(want, api)) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -86,7 +87,7 @@ func (o *Oracle) renderedIDs(ctx context.Context, req *body.Request) ([]uint32, 
 	return ids, nil
 }
 
-// errNoEndpoint is wrapped by the error for 403 and 404.
+// errNoEndpoint is wrapped by the error for 403, 404 and 501.
 var errNoEndpoint = errors.New("no such endpoint")
 
 func (o *Oracle) question(req *body.Request) (path string, data []byte, err error) {
@@ -144,7 +145,7 @@ func post(ctx context.Context, timeout time.Duration, url string, raw []byte) ([
 			return nil, fmt.Errorf("%s: %w", url, err)
 		}
 		return answer, nil
-	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusForbidden:
+	case slices.Contains([]int{http.StatusNotFound, http.StatusForbidden, http.StatusNotImplemented}, resp.StatusCode):
 		return nil, fmt.Errorf("%s: status %d: %s: %w", url, resp.StatusCode, messageOf(answer), errNoEndpoint)
 	case resp.StatusCode >= 400 && resp.StatusCode < 500:
 		return nil, &Refusal{Status: resp.StatusCode, Reason: messageOf(answer)}
