@@ -44,7 +44,7 @@ type choice struct {
 	rankFree bool
 	degraded Degradation
 
-	// turn is Booking.Turn.
+	// turn is that of Booking.Turn.
 	turn         uint8
 	key          Key
 	conversation uint32

@@ -160,7 +160,7 @@ const (
 	countedPrompt = 256
 )
 
-// countTurn returns Booking.Turn of a turn. The first one that counts is the one that is new, so that a short prompt
+// countTurn returns what Booking.Turn tells of a turn. The first one that counts is the one that is new, so that a short prompt
 // before it does not make it a returning one.
 func (c *conversations) countTurn(i uint32, prompt int64) (turn uint8) {
 	if e := &c.entries[i]; prompt >= countedPrompt && e.turns < countedTurns {

@@ -22,9 +22,9 @@ type Booking struct {
 	// Phase is 1 while the prompt is computed (0 means the same), 2 while its KV cache is
 	// transferred, 3 from the first token on.
 	Phase uint8 `json:"phase,omitempty"`
-	// Turn is 1 for the first turn of a conversation and 2 for a later one, 0 for what does not
-	// count for the share of returning conversations.
-	Turn uint8 `json:"turn,omitempty"`
+	// Turn is 1 for the first turn of a conversation in a leg and 2 for a later one, 0 for what
+	// does not count for the share of returning conversations. The legs are Decode, Prefill.
+	Turn [numLegs]uint8 `json:"turn,omitzero"`
 	// InTurn has bit 0 if a round robin chose Decode, and bit 1 for Prefill.
 	InTurn uint8 `json:"in_turn,omitempty"`
 }
@@ -80,11 +80,11 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 		Owed:   r.targets[computes].load.Queue + max(b.Miss, 0),
 		remote: remoteLink{key: key, expires: now + r.config.RemoteTTL}}, false)
 	for leg, slot := range [numLegs]kvindex.Slot{decode, prefill} {
-		if slot == NoSlot || len(r.targets[slot].info.Models) > 1 { // its model is not known
+		p := r.poolAt(slot)
+		if p == nil {
 			continue
 		}
-		p := r.poolOf(r.targets[slot].model())
-		if p.count(leg, b.Turn); b.InTurn>>leg&1 != 0 {
+		if p.count(leg, b.Turn[leg]); b.InTurn>>leg&1 != 0 {
 			p.cursor[leg] = int32(r.position(r.targets[slot].info.Target)) + 1
 		}
 	}
@@ -98,6 +98,14 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 		r.enter(id, p)
 	}
 	return true
+}
+
+// poolAt returns the pool of what a target serves, nil if that is not one.
+func (r *Router) poolAt(slot kvindex.Slot) *pool {
+	if slot == NoSlot || len(r.targets[slot].info.Models) > 1 {
+		return nil
+	}
+	return r.poolOf(r.targets[slot].model())
 }
 
 // RemoteRelease is Release for a copy of another replica's booking. Unknown ones are

@@ -170,7 +170,7 @@ func TestConversationsOfOtherReplicasReturn(t *testing.T) {
 	}
 	target := kvindex.Target{Worker: "w", Rank: kvindex.NoRank}
 	r.SetTarget(0, TargetInfo{Target: target, Ready: true})
-	r.BindRemote(mainLeg, r.config.keyOf("a"), 0, target)
+	r.BindRemote(mainLeg, r.config.keyOf("a"), 0, 1, target)
 	mustPick(t, r, &Query{PromptTokens: 1000, Conversation: "a"})
 	if share := r.anyModel.returning[mainLeg]; share != 1.0/returningOver {
 		t.Errorf("got the share %v, want %v", share, 1.0/returningOver)
@@ -197,95 +197,132 @@ func (l *relay) Booked(b *Booking) {
 	}
 }
 
-func (l *relay) Used(leg int, key Key, tail uint64, target kvindex.Target, _ bool) {
+func (l *relay) Used(leg int, key Key, tail uint64, turns uint32, target kvindex.Target, _ bool) {
 	for i, r := range *l.to {
 		if i != l.own {
-			r.BindRemote(leg, key, tail, target)
+			r.BindRemote(leg, key, tail, turns, target)
 		}
 	}
 }
 
-// Replicas that share learn from all turns and go on with each other's round robin, so that they decide as one does, in both
-// pools of a disaggregated fleet; one client's turns count no more with many replicas. Where a target serves several models
-// each goes alone.
-func TestReplicasLearnTheShareTogether(t *testing.T) {
-	type learned struct {
-		returning [numLegs]float64
-		cursor    [numLegs]int32
-	}
-	turnsOf := func(i int) string { return fmt.Sprint("agent", i/20) }
-	oneID := func(int) string { return "flood" }
-	learn := func(count int, models []string, split bool, conversation func(i int) string) (got []learned) {
-		var routers []*Router
-		for i := range count {
-			config := DefaultConfig()
-			if split {
-				config.Disagg.Mode, config.Disagg.Threshold = ModeThreshold, 1
-				config.Disagg.Prefill, config.Disagg.Decode = config.Policy, config.Policy
-			}
-			r, err := New(config)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for slot := range kvindex.Slot(10) {
-				role := Both
-				if split {
-					role = Decode
-					if slot > 6 {
-						role = Prefill
-					}
+// learned is what a pool has learned that other replicas are told of.
+type learned struct {
+	returning [numLegs]float64
+	cursor    [numLegs]int32
+}
+
+func learnedFor(r *Router, model string) learned {
+	p := r.poolOf(model)
+	return learned{p.returning, p.cursor}
+}
+
+// sharing returns routers that tell each other of all, with ten targets each. With a threshold
+// three of these compute the prompts that are longer.
+func sharing(t *testing.T, count int, models []string, threshold int64) []*Router {
+	t.Helper()
+	var routers []*Router
+	for i := range count {
+		config := DefaultConfig()
+		if threshold > 0 {
+			config.Disagg.Mode, config.Disagg.Threshold = ModeThreshold, threshold
+			config.Disagg.Prefill, config.Disagg.Decode = config.Policy, config.Policy
+		}
+		r, err := New(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for slot := range kvindex.Slot(10) {
+			role := Both
+			if threshold > 0 {
+				role = Decode
+				if slot > 6 {
+					role = Prefill
 				}
-				r.SetTarget(9-slot, TargetInfo{Target: kvindex.Target{Worker: fmt.Sprint("w", slot), Rank: kvindex.NoRank}, Role: role, Models: models, Ready: true})
 			}
-			r.Share(&relay{name: fmt.Sprint(i), to: &routers, own: i})
-			routers = append(routers, r)
+			r.SetTarget(9-slot, TargetInfo{Target: kvindex.Target{Worker: fmt.Sprint("w", slot), Rank: kvindex.NoRank}, Role: role, Models: models, Ready: true})
 		}
-		q := Query{PromptTokens: 4000}
-		if len(models) > 0 {
-			q.Model = models[0]
+		r.Share(&relay{name: fmt.Sprint(i), to: &routers, own: i})
+		routers = append(routers, r)
+	}
+	return routers
+}
+
+// Replicas that share learn from all turns and go on with each other's round robin, so that they decide as one does, in both
+// pools of a disaggregated fleet; a turn counts in the pools that it is for, and what does not count at one replica does at none;
+// one client's turns count no more with many replicas. Where a target serves several models each goes alone.
+func TestReplicasLearnTheShareTogether(t *testing.T) {
+	turnOf := func(i int) Query { return Query{PromptTokens: 4000, Conversation: fmt.Sprint("agent", i/20)} }
+	// begin returns conversations of three turns, of which the first is of another length.
+	begin := func(first int64) func(i int) Query {
+		return func(i int) Query {
+			q := Query{PromptTokens: 8000, Conversation: fmt.Sprint("begun", i/3)}
+			if i%3 == 0 {
+				q.PromptTokens = first
+			}
+			return q
 		}
-		for i := range 600 {
-			r := routers[i*7/5%count]
-			q.Conversation = conversation(i)
-			r.Release(0, mustPick(t, r, &q).Reservation)
-		}
-		for _, r := range routers {
-			p := r.poolOf(q.Model)
-			got = append(got, learned{p.returning, p.cursor})
-		}
-		return got
 	}
 	for _, c := range []struct {
-		name         string
-		models       []string
-		split        bool
-		conversation func(i int) string
-		alone        bool
+		name      string
+		models    []string
+		threshold int64
+		query     func(i int) Query
+		alone     bool
 	}{
-		{name: "conversations", conversation: turnsOf},
-		{name: "conversations of a model, split", models: []string{"m"}, split: true, conversation: turnsOf},
-		{name: "one id", conversation: oneID},
-		{name: "several models", models: []string{"m", "n"}, conversation: turnsOf, alone: true},
+		{name: "conversations", query: turnOf},
+		{name: "conversations of a model, split", models: []string{"m"}, threshold: 1, query: turnOf},
+		{name: "later turns split", threshold: 3000, query: begin(1000)},
+		{name: "a short prompt before", query: begin(100)},
+		{name: "one id", query: func(int) Query { return Query{PromptTokens: 4000, Conversation: "flood"} }},
+		{name: "one id with short prompts", query: func(i int) Query { return Query{PromptTokens: 4000 - 3900*int64(i%2), Conversation: "flood"} }},
+		{name: "one id with retries", query: func(i int) Query {
+			return Query{PromptTokens: 4000, Conversation: "flood", Exclude: []kvindex.Slot{5}[:i%2]}
+		}},
+		{name: "several models", models: []string{"m", "n"}, query: turnOf, alone: true},
 	} {
-		one := learn(1, c.models, c.split, c.conversation)[0]
-		if one.returning[mainLeg] == 0 || one.cursor[mainLeg] == 0 || c.split != (one.returning[prefillLeg] != 0) || c.split != (one.cursor[prefillLeg] != 0) {
+		learn := func(count int) (got []learned) {
+			model := ""
+			if len(c.models) > 0 {
+				model = c.models[0]
+			}
+			routers := sharing(t, count, c.models, c.threshold)
+			for i := range 600 {
+				r, q := routers[i*7/5%count], c.query(i)
+				q.Model = model
+				r.Release(0, mustPick(t, r, &q).Reservation)
+			}
+			for _, r := range routers {
+				got = append(got, learnedFor(r, model))
+			}
+			return got
+		}
+		one, split := learn(1)[0], c.threshold > 0
+		if one.returning[mainLeg] == 0 || one.cursor[mainLeg] == 0 || split != (one.returning[prefillLeg] != 0) || split != (one.cursor[prefillLeg] != 0) {
 			t.Fatalf("%s: got %v of one replica, want all above 0", c.name, one)
 		}
-		for i, got := range learn(3, c.models, c.split, c.conversation) {
+		for i, got := range learn(3) {
 			if (got != one) != c.alone {
 				t.Errorf("%s: got shares and cursors %v at replica %d, %v with one replica, want them equal: %v", c.name, got, i, one, !c.alone)
 			}
 		}
 	}
-	r, err := New(DefaultConfig())
-	if err != nil {
-		t.Fatal(err)
+	r := sharing(t, 1, nil, 0)[0]
+	r.ApplyRemote(0, Booking{Replica: "other", ID: 1, Decode: r.targets[9].info.Target, Prefill: r.targets[8].info.Target, Turn: [numLegs]uint8{0, 2}, InTurn: 2})
+	if got, want := learnedFor(r, ""), (learned{[numLegs]float64{0, 1.0 / returningOver}, [numLegs]int32{0, 2}}); got != want {
+		t.Errorf("a booking whose prefill target alone was chosen in turn, for a later turn: got %v, want %v", got, want)
 	}
-	for slot, worker := range []string{"a", "b", "c"} {
-		r.SetTarget(kvindex.Slot(slot), TargetInfo{Target: kvindex.Target{Worker: worker}, Ready: true})
-	}
-	r.ApplyRemote(0, Booking{Replica: "other", ID: 1, Decode: kvindex.Target{Worker: "a"}, Prefill: kvindex.Target{Worker: "b"}, InTurn: 2})
-	if got := r.anyModel.cursor; got != [numLegs]int32{0, 2} {
-		t.Errorf("a booking whose prefill target alone was chosen in turn: got the cursors %v, want 0 and 2", got)
+}
+
+// A request that names no model moves only the pool of such requests, at the others too.
+func TestReplicasKeepModelsApart(t *testing.T) {
+	for model, moved := range map[string]bool{"": false, "unlisted": false, "m": true} {
+		routers := sharing(t, 2, []string{"m"}, 0)
+		for i := range 50 {
+			plan := mustPick(t, routers[0], &Query{PromptTokens: 4000, Conversation: fmt.Sprint("agent", i/5), Model: model})
+			routers[0].Release(0, plan.Reservation)
+		}
+		if here, there := learnedFor(routers[0], model), learnedFor(routers[1], "m"); here == (learned{}) || (there != learned{}) != moved || moved && here != there {
+			t.Errorf("requests for model %q: got %v here and %v for model m there, want the same there: %v, or none", model, here, there, moved)
+		}
 	}
 }

@@ -18,8 +18,9 @@ type Sharer interface {
 	Released(id ReservationID)
 	// Used is called when a request uses a conversation, which is bound to the target; bound
 	// reports that it was not bound to it before. tail is the hash of the last block of the
-	// prompt, by which others recognise the conversation without an id; 0 for none.
-	Used(leg int, key Key, tail uint64, target kvindex.Target, bound bool)
+	// prompt, by which others recognise the conversation without an id; 0 for none. turns is
+	// the number of its turns that count for the share of returning conversations.
+	Used(leg int, key Key, tail uint64, turns uint32, target kvindex.Target, bound bool)
 	// Added is called for a new target: bookings and conversations that named it can be
 	// copied now.
 	Added(target kvindex.Target)
@@ -35,10 +36,12 @@ func (r *Router) shareBooking(id ReservationID, choices ...*choice) {
 	}
 	if b, ok := r.Booking(id); ok {
 		for leg, c := range choices {
-			if c != nil && c.cursor != none32 {
+			if c == nil || c.models != r.poolAt(c.slot) { // others know the target, not the request's model
+				continue
+			}
+			if b.Turn[leg] = c.turn; c.cursor != none32 {
 				b.InTurn |= 1 << leg
 			}
-			b.Turn = choices[mainLeg].turn
 		}
 		r.sharer.Booked(&b)
 	}
@@ -60,7 +63,7 @@ func (r *Router) shareUse(leg int, at uint32, bound bool) {
 		if e.path != none {
 			tail = table.steps[e.path].hash
 		}
-		r.sharer.Used(leg, e.key, tail, r.targets[e.slot].info.Target, bound)
+		r.sharer.Used(leg, e.key, tail, e.turns, r.targets[e.slot].info.Target, bound)
 	}
 }
 
@@ -85,8 +88,8 @@ func (r *Router) RemoteForget(now time.Duration, replica string, id ReservationI
 }
 
 // BindRemote binds a conversation as another replica did and makes it the most recently
-// used one. tail is that of Sharer.Used. It returns false if the target is unknown here.
-func (r *Router) BindRemote(leg int, key Key, tail uint64, target kvindex.Target) bool {
+// used one. tail and turns are those of Sharer.Used. It returns false if the target is unknown here.
+func (r *Router) BindRemote(leg int, key Key, tail uint64, turns uint32, target kvindex.Target) bool {
 	slot := r.slotOf(target)
 	if slot == NoSlot || key == (Key{}) || leg < 0 || leg >= numLegs {
 		return false
@@ -95,12 +98,11 @@ func (r *Router) BindRemote(leg int, key Key, tail uint64, target kvindex.Target
 	at := table.find(key)
 	if at == none {
 		at = table.put(key, slot)
-		table.entries[at].turns = 1 // the other replica counted its first
 	} else {
 		table.touch(at)
 		table.bind(at, slot)
-		table.entries[at].turns = min(table.entries[at].turns+1, countedTurns)
 	}
+	table.entries[at].turns = max(table.entries[at].turns, min(turns, countedTurns))
 	if tail != 0 && !table.endsWith(at, tail) {
 		// A later turn begins with all blocks up to the tail, so that the tail alone finds it.
 		table.setPath(at, []uint64{tail})

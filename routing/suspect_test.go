@@ -210,7 +210,7 @@ func TestStrictPins(t *testing.T) {
 			b := newBed(t, 2, func(c *Config) { c.Policy.Cap.Hard = 1; change(&c.Policy) })
 			pin := &Pin{Worker: "w0", Rank: kvindex.NoRank, Strict: strict}
 			if name == "binding wins" {
-				b.r.BindRemote(mainLeg, b.r.config.keyOf("c"), 0, kvindex.Target{Worker: "w1", Rank: kvindex.NoRank})
+				b.r.BindRemote(mainLeg, b.r.config.keyOf("c"), 0, 1, kvindex.Target{Worker: "w1", Rank: kvindex.NoRank})
 			} else if _, err := b.r.Pick(0, &Query{PromptTokens: 10, Pin: pin}, nil, nil); err != nil {
 				t.Fatal(err)
 			}
@@ -231,10 +231,10 @@ type bookings struct {
 	n int
 }
 
-func (b *bookings) Booked(*Booking)                             { b.n++ }
-func (b *bookings) Progressed(ReservationID, uint8)             { b.n++ }
-func (b *bookings) Released(ReservationID)                      { b.n++ }
-func (b *bookings) Used(int, Key, uint64, kvindex.Target, bool) {}
+func (b *bookings) Booked(*Booking)                                     { b.n++ }
+func (b *bookings) Progressed(ReservationID, uint8)                     { b.n++ }
+func (b *bookings) Released(ReservationID)                              { b.n++ }
+func (b *bookings) Used(int, Key, uint64, uint32, kvindex.Target, bool) {}
 
 // New clients come every millisecond. A worker that fails immediately looks idle: it is
 // suspect after five failures, not when targets are judged again.

@@ -130,7 +130,7 @@ type pool struct {
 
 const returningOver = 512
 
-// count updates the share of returning conversations by a Booking.Turn.
+// count updates the share of returning conversations by what Booking.Turn tells of a leg.
 func (p *pool) count(leg int, turn uint8) {
 	if turn != 0 {
 		p.returning[leg] += (float64(turn-1) - p.returning[leg]) / returningOver

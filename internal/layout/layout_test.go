@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82260
+	totalLimit = 82280
 	totalGoal  = 62000
 )
 
@@ -33,12 +33,12 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 20910, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 20920, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28590, 22000, []string{"internal/tokens"}},
 	{"fleet", 4540, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1680, 1300, []string{"internal/observe"}},
 	{"decide", 3120, 1700, []string{"internal/decide"}},
-	{"replicas", 2450, 2200, []string{"internal/replicas"}},
+	{"replicas", 2470, 2200, []string{"internal/replicas"}},
 	{"lab", 11690, 11700, []string{"internal/lab"}},
 	{"rim", 9300, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",

@@ -31,7 +31,8 @@ const scanAtATime = 4096
 // binding is one conversation.
 type binding struct {
 	key    routing.Key
-	tail   uint64 // see routing.Sharer.Used
+	tail   uint64 // see routing.Sharer.Used, as for turns
+	turns  uint32
 	target kvindex.Target
 	// later is what a later version has added, as it was encoded. It is passed on.
 	later string

@@ -138,9 +138,9 @@ func (c *Core) Booked(b *routing.Booking) {
 		c.batch.m.Progress = slices.DeleteFunc(c.batch.m.GetProgress(), func(p *kvlanev1.ReplicaProgress) bool { return p.GetId() == uint64(b.ID) })
 	}
 	b.Miss, b.KV = min(max(b.Miss, 0), maxTokens), min(max(b.KV, 0), maxTokens)
-	c.own[b.ID] = *b
-	c.sum.add(b)
 	c.batch.booked(b)
+	c.own[b.ID] = withoutTurn(*b)
+	c.sum.add(b)
 	c.queued()
 }
 
@@ -173,7 +173,7 @@ func (c *Core) Released(id routing.ReservationID) {
 }
 
 // Used implements routing.Sharer.
-func (c *Core) Used(leg int, key routing.Key, tail uint64, target kvindex.Target, bound bool) {
+func (c *Core) Used(leg int, key routing.Key, tail uint64, turns uint32, target kvindex.Target, bound bool) {
 	if len(target.Worker) > maxWorker {
 		return
 	}
@@ -192,7 +192,7 @@ func (c *Core) Used(leg int, key routing.Key, tail uint64, target kvindex.Target
 		t.touch(b, c.clock)
 	}
 	changed = changed || b.tail != tail
-	b.tail = tail
+	b.tail, b.turns = tail, max(b.turns, turns)
 	c.save(leg, b, changed)
 	c.batch.conversation(leg, b)
 	c.queued()

@@ -3,6 +3,7 @@ package replicas
 import (
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -83,10 +84,6 @@ func TestTwoReplicasShare(t *testing.T) {
 	if got := ra.Load(plan.Decode); got.Active != 2 {
 		t.Errorf("a's load of the target: got %+v, want two requests", got)
 	}
-	first, later := b.peers["a"].ledger[plan.Reservation], a.peers["b"].ledger[other.Reservation]
-	if first.Turn != 1 || first.InTurn != 1 || later.Turn != 2 || later.InTurn != 0 {
-		t.Errorf("got %+v and %+v, want a first turn by round robin and a later one by its binding", first, later)
-	}
 	ra.FirstToken(3*time.Millisecond, plan.Reservation)
 	deliver(t, 3*time.Millisecond, a, b)
 	if got := rb.Load(plan.Decode); got.Queue != 1000 || got.Active != 2 {
@@ -99,6 +96,106 @@ func TestTwoReplicasShare(t *testing.T) {
 		if r.Live() != 0 || r.Load(plan.Decode) != (routing.Load{}) {
 			t.Errorf("after the end: got %d bookings, load %+v, want none", r.Live(), r.Load(plan.Decode))
 		}
+	}
+}
+
+// learning is what replicas learn of each other's turns.
+type learning struct {
+	returning [numLegs]float64
+	cursor    [numLegs]int32
+}
+
+// learned returns what a replica's router has learned of requests without a model.
+func learned(t testing.TB, c *Core) learning {
+	t.Helper()
+	d, err := c.router.PickRecorded(0, &routing.Query{Pin: &routing.Pin{Worker: "none", Strict: true}}, nil, nil)
+	if err == nil {
+		t.Fatal("got a target, want none: the decision must change nothing")
+	}
+	return learning{d.State.Pools[0].Returning, d.State.Pools[0].Cursor}
+}
+
+// A state carries bookings and conversations whose turns have counted, or had no chance to: they do not count then. But a
+// replica that joins knows which conversations have begun.
+func TestTurnsOfAStateDoNotCount(t *testing.T) {
+	a, b := pair(t)
+	turn := func(c *Core, conversation string, prompt int64) {
+		if _, err := c.router.Pick(0, &routing.Query{Conversation: conversation, PromptTokens: prompt}, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 {
+		turn(a, "long", 1000)
+		turn(a, "short", 100)
+	}
+	deliver(t, 0, a, b)
+	turn(b, "of b", 1000) // moves the cursor on
+	deliver(t, 0, a, b)
+	before := learned(t, b)
+	if got := learned(t, a); before.returning[0] == 0 || before.cursor[0] < 2 || got != before {
+		t.Fatalf("got %+v at a and %+v at b, want the same, some that return and a cursor behind two", got, before)
+	}
+	check := func(what string) {
+		t.Helper()
+		if got := learned(t, b); b.router.Live() != 7 || got != before {
+			t.Errorf("%s: got %d bookings and %+v, want 7 and %+v as before", what, b.router.Live(), got, before)
+		}
+	}
+	refused, copies := b.stats.Errors, maps.Clone(b.peers["a"].ledger)
+	for id := range copies {
+		b.release(0, b.peers["a"], id, true) // an error of b's
+		delete(copies, id)
+		break
+	}
+	a.Tick(heartbeatEvery)
+	deliver(t, heartbeatEvery, a, b)
+	check("a state after an error")
+	if b.stats.Errors != refused+1 {
+		t.Errorf("got %d errors, want one", b.stats.Errors-refused)
+	}
+	for id, kept := range copies {
+		if b.peers["a"].ledger[id] != kept {
+			t.Errorf("booking %d was made anew by the state, want it untouched", id)
+		}
+	}
+	now := heartbeatEvery
+	for ; b.stats.Dropped == 0; now += 100 * time.Millisecond {
+		b.Tick(now)
+	}
+	if b.Take(); b.router.Live() != 1 {
+		t.Fatalf("got %d bookings after a silence, want b's own", b.router.Live())
+	}
+	a.Tick(now)
+	deliver(t, now, a, b)
+	check("a state after a silence")
+
+	late := New("late", newRouter(t, 4), now, func() {})
+	late.router.Share(late)
+	deliver(t, now, a, b, late)
+	if got := learned(t, late); late.router.Live() != 7 || got != (learning{}) {
+		t.Errorf("a replica that joins: got %d bookings and %+v, want 7 and nothing learned", late.router.Live(), got)
+	}
+	for _, c := range []struct {
+		conversation string
+		returns      bool
+	}{{"short", false}, {"long", true}} {
+		turn(late, c.conversation, 1000)
+		if got := learned(t, late).returning[0]; (got != 0) != c.returns {
+			t.Errorf("a turn of conversation %q where it joined: got the share %v, want one that returns: %v", c.conversation, got, c.returns)
+		}
+	}
+	a.Take()
+	turn(a, "of an earlier version", 1000)
+	for _, o := range a.Take() {
+		for _, v := range o.Message.GetConversations() {
+			v.Turns = 0
+		}
+		o.Message.Seq = late.peers["a"].seq + 1
+		late.Receive(now, recode(t, o.Message), "")
+	}
+	share := learned(t, late).returning[0]
+	if turn(late, "of an earlier version", 1000); learned(t, late).returning[0] <= share {
+		t.Errorf("a conversation of an earlier version: got the share %v after %v, want it to return", learned(t, late).returning[0], share)
 	}
 }
 

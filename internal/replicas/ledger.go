@@ -44,6 +44,13 @@ func mix(h uint64) uint64 {
 	return h ^ h>>31
 }
 
+// withoutTurn returns what is kept of a booking: a state that carried its turn would make
+// others count it again.
+func withoutTurn(b routing.Booking) routing.Booking {
+	b.Turn, b.InTurn = [numLegs]uint8{}, 0
+	return b
+}
+
 // copied is another replica's booking.
 type copied struct {
 	routing.Booking

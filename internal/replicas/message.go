@@ -93,16 +93,24 @@ func (w *writer) target(t kvindex.Target) uint32 {
 func (w *writer) booked(b *routing.Booking) {
 	w.entries++
 	w.m.Booked = append(w.m.Booked, &kvlanev1.ReplicaBooking{Id: uint64(b.ID), Decode: w.target(b.Decode), Prefill: w.target(b.Prefill),
-		Miss: uint64(b.Miss), Kv: uint64(b.KV), Phase: uint32(b.Phase), Turn: uint32(b.Turn), InTurn: uint32(b.InTurn)})
+		Miss: uint64(b.Miss), Kv: uint64(b.KV), Phase: uint32(b.Phase), Turn: uint32(b.Turn[0]), InTurn: uint32(b.InTurn), PrefillTurn: uint32(b.Turn[1])})
 }
 
 func (w *writer) conversation(leg int, b *binding) {
 	w.entries++
-	v := &kvlanev1.ReplicaConversation{Hi: b.key.Hi, Lo: b.key.Lo, Leg: uint32(leg), Target: w.target(b.target), Generation: b.generation, Time: b.time, Origin: b.origin, Tail: b.tail}
+	v := &kvlanev1.ReplicaConversation{Hi: b.key.Hi, Lo: b.key.Lo, Leg: uint32(leg), Target: w.target(b.target), Generation: b.generation, Time: b.time, Origin: b.origin, Tail: b.tail, Turns: b.turns + 1}
 	if b.later != "" {
 		v.ProtoReflect().SetUnknown([]byte(b.later))
 	}
 	w.m.Conversations = append(w.m.Conversations, v)
+}
+
+// turnsOf returns the turns of a conversation, 1 if an earlier version does not tell.
+func turnsOf(v *kvlanev1.ReplicaConversation) uint32 {
+	if v.GetTurns() == 0 {
+		return 1
+	}
+	return v.GetTurns() - 1
 }
 
 // laterFields returns the fields that this version does not know, none if there are too many.
@@ -124,5 +132,6 @@ func targetOf(m *kvlanev1.ReplicaMessage, number uint32) kvindex.Target {
 
 func bookingOf(m *kvlanev1.ReplicaMessage, b *kvlanev1.ReplicaBooking) routing.Booking {
 	return routing.Booking{Replica: m.GetReplica(), ID: routing.ReservationID(b.GetId()), Decode: targetOf(m, b.GetDecode()), Prefill: targetOf(m, b.GetPrefill()),
-		Miss: int64(b.GetMiss()), KV: int64(b.GetKv()), Phase: uint8(b.GetPhase()), Turn: uint8(min(b.GetTurn(), 2)), InTurn: uint8(b.GetInTurn() & 3)}
+		Miss: int64(b.GetMiss()), KV: int64(b.GetKv()), Phase: uint8(b.GetPhase()),
+		Turn: [numLegs]uint8{uint8(min(b.GetTurn(), 2)), uint8(min(b.GetPrefillTurn(), 2))}, InTurn: uint8(b.GetInTurn() & 3)}
 }

@@ -343,7 +343,8 @@ func (c *Core) apply(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 }
 
 // book copies a booking, or moves the copy.
-func (c *Core) book(now time.Duration, p *peer, b routing.Booking) {
+func (c *Core) book(now time.Duration, p *peer, told routing.Booking) {
+	b := withoutTurn(told)
 	if old, ok := p.ledger[b.ID]; ok {
 		if old.Booking == b {
 			return
@@ -359,7 +360,7 @@ func (c *Core) book(now time.Duration, p *peer, b routing.Booking) {
 		p.full = true
 		return
 	}
-	entry := &copied{Booking: b, applied: c.router.ApplyRemote(now, b)}
+	entry := &copied{Booking: b, applied: c.router.ApplyRemote(now, told)}
 	if !entry.applied {
 		p.missing++
 		c.stats.Unknown++
@@ -429,11 +430,11 @@ func (c *Core) join(m *kvlanev1.ReplicaMessage, v *kvlanev1.ReplicaConversation)
 	default:
 		t.touch(b, c.clock)
 	}
-	b.tail, b.later = v.GetTail(), later
+	b.tail, b.turns, b.later = v.GetTail(), max(b.turns, turnsOf(v)), later
 	if c.saving.all {
 		c.save(int(v.GetLeg()), b, changed)
 	}
-	if !c.router.BindRemote(int(v.GetLeg()), key, b.tail, b.target) {
+	if !c.router.BindRemote(int(v.GetLeg()), key, b.tail, b.turns, b.target) {
 		c.stats.Unknown++
 		t.setMissing(b, true)
 	}
@@ -475,7 +476,7 @@ func (c *Core) applyMissing(now time.Duration) {
 			continue
 		}
 		for i := range t.slab {
-			if b := &t.slab[i]; b.missing && c.router.BindRemote(leg, b.key, b.tail, b.target) {
+			if b := &t.slab[i]; b.missing && c.router.BindRemote(leg, b.key, b.tail, b.turns, b.target) {
 				t.setMissing(b, false)
 			}
 		}

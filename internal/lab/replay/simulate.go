@@ -139,8 +139,8 @@ func (h sharer) Released(id routing.ReservationID) {
 	h.send(func(to *replica) { to.router.RemoteRelease(h.s.clock(), h.s.replicas[h.from].name, id) })
 }
 
-func (h sharer) Used(leg int, key routing.Key, tail uint64, target kvindex.Target, _ bool) {
-	h.send(func(to *replica) { to.router.BindRemote(leg, key, tail, target) })
+func (h sharer) Used(leg int, key routing.Key, tail uint64, turns uint32, target kvindex.Target, _ bool) {
+	h.send(func(to *replica) { to.router.BindRemote(leg, key, tail, turns, target) })
 }
 
 func (h sharer) Added(kvindex.Target) {}

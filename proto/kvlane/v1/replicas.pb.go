@@ -270,11 +270,14 @@ type ReplicaBooking struct {
 	// 0 and 1 computing, 2 transferring, 3 decoding.
 	Phase uint32 `protobuf:"varint,6,opt,name=phase,proto3" json:"phase,omitempty"`
 	// 1 for the first turn of a conversation, 2 for a later one: all replicas learn
-	// how many requests continue one. 0 for a turn that does not count.
+	// how many requests continue one. 0 for a turn that does not count, and in states:
+	// turns count once.
 	Turn uint32 `protobuf:"varint,7,opt,name=turn,proto3" json:"turn,omitempty"`
 	// Bit 0 if a round robin chose the decode target, bit 1 for prefill: that of the
 	// other replicas goes on behind it.
-	InTurn        uint32 `protobuf:"varint,8,opt,name=in_turn,json=inTurn,proto3" json:"in_turn,omitempty"`
+	InTurn uint32 `protobuf:"varint,8,opt,name=in_turn,json=inTurn,proto3" json:"in_turn,omitempty"`
+	// As turn, for the prefill leg.
+	PrefillTurn   uint32 `protobuf:"varint,9,opt,name=prefill_turn,json=prefillTurn,proto3" json:"prefill_turn,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -365,6 +368,13 @@ func (x *ReplicaBooking) GetInTurn() uint32 {
 	return 0
 }
 
+func (x *ReplicaBooking) GetPrefillTurn() uint32 {
+	if x != nil {
+		return x.PrefillTurn
+	}
+	return 0
+}
+
 type ReplicaProgress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -433,7 +443,10 @@ type ReplicaConversation struct {
 	Origin     string `protobuf:"bytes,7,opt,name=origin,proto3" json:"origin,omitempty"`
 	// Hash of the last block of the prompt, by which a conversation without an id is
 	// recognised; 0 if it is not.
-	Tail          uint64 `protobuf:"fixed64,8,opt,name=tail,proto3" json:"tail,omitempty"`
+	Tail uint64 `protobuf:"fixed64,8,opt,name=tail,proto3" json:"tail,omitempty"`
+	// Number of its turns that counted, as turn of ReplicaBooking says, + 1; receivers
+	// keep the greatest. 0 in messages of earlier versions.
+	Turns         uint32 `protobuf:"varint,9,opt,name=turns,proto3" json:"turns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -520,6 +533,13 @@ func (x *ReplicaConversation) GetOrigin() string {
 func (x *ReplicaConversation) GetTail() uint64 {
 	if x != nil {
 		return x.Tail
+	}
+	return 0
+}
+
+func (x *ReplicaConversation) GetTurns() uint32 {
+	if x != nil {
+		return x.Turns
 	}
 	return 0
 }
@@ -729,7 +749,7 @@ const file_kvlane_v1_replicas_proto_rawDesc = "" +
 	"\x06number\x18\x10 \x01(\x04R\x06number\";\n" +
 	"\rReplicaTarget\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x12\n" +
-	"\x04rank\x18\x02 \x01(\rR\x04rank\"\xb9\x01\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\"\xdc\x01\n" +
 	"\x0eReplicaBooking\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06decode\x18\x02 \x01(\rR\x06decode\x12\x18\n" +
@@ -738,10 +758,11 @@ const file_kvlane_v1_replicas_proto_rawDesc = "" +
 	"\x02kv\x18\x05 \x01(\x04R\x02kv\x12\x14\n" +
 	"\x05phase\x18\x06 \x01(\rR\x05phase\x12\x12\n" +
 	"\x04turn\x18\a \x01(\rR\x04turn\x12\x17\n" +
-	"\ain_turn\x18\b \x01(\rR\x06inTurn\"7\n" +
+	"\ain_turn\x18\b \x01(\rR\x06inTurn\x12!\n" +
+	"\fprefill_turn\x18\t \x01(\rR\vprefillTurn\"7\n" +
 	"\x0fReplicaProgress\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
-	"\x05phase\x18\x02 \x01(\rR\x05phase\"\xbf\x01\n" +
+	"\x05phase\x18\x02 \x01(\rR\x05phase\"\xd5\x01\n" +
 	"\x13ReplicaConversation\x12\x0e\n" +
 	"\x02hi\x18\x01 \x01(\x06R\x02hi\x12\x0e\n" +
 	"\x02lo\x18\x02 \x01(\x06R\x02lo\x12\x10\n" +
@@ -752,7 +773,8 @@ const file_kvlane_v1_replicas_proto_rawDesc = "" +
 	"generation\x12\x12\n" +
 	"\x04time\x18\x06 \x01(\x04R\x04time\x12\x16\n" +
 	"\x06origin\x18\a \x01(\tR\x06origin\x12\x12\n" +
-	"\x04tail\x18\b \x01(\x06R\x04tail\"<\n" +
+	"\x04tail\x18\b \x01(\x06R\x04tail\x12\x14\n" +
+	"\x05turns\x18\t \x01(\rR\x05turns\"<\n" +
 	"\n" +
 	"ReplicaSum\x12\x1a\n" +
 	"\bbookings\x18\x01 \x01(\x04R\bbookings\x12\x12\n" +
