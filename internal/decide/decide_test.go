@@ -569,7 +569,7 @@ func TestIDsAreHandedOn(t *testing.T) {
 	if d, _ := b.ask("/v1/chat/completions", body); d.Body != nil {
 		t.Errorf("not asked for: %s", d.Body)
 	}
-	b.fleet.Models[0].Config.HandIDs = true
+	b.fleet.Model("demo").Config.HandIDs = true
 	const ids = `"prompt_token_ids":[151644,872,198,13048,151645,198,151644,77091,198]`
 	want := strings.Replace(body, `{"x":1.0}`, `{"x":1.0,`+ids+`}`, 1)
 	if d, _ := b.ask("/v1/chat/completions", body); string(d.Body) != want {
@@ -581,7 +581,7 @@ func TestIDsAreHandedOn(t *testing.T) {
 	if d, _ := b.ask("/v1/completions", `{"model":"demo","prompt":"Hi","echo":true}`); d.Body != nil {
 		t.Errorf("got %s, want no ids where the answer contains the prompt", d.Body)
 	}
-	b.fleet.Models[0].Config.Check.Disabled = false // now only workers that were asked
+	b.fleet.Model("demo").Config.Check.Disabled = false // now only workers that were asked
 	if d, _ := b.ask("/v1/chat/completions", body); d.Body != nil {
 		t.Errorf("got %s, want no ids for a worker that was not asked", d.Body)
 	}
