@@ -90,7 +90,7 @@ packages   = "$$(go list ./... | sed -n 's,^github.com/kvlane/kvlane/,./,p' | gr
 test: test-unit test-e2e ## Passes everything: unit, property and story tests, race detector, end to end on the real Envoy
 
 test-unit: envoy $(GOTESTSUM) ## The part of it without ./e2e
-	@mkdir -p $(RERUNS); rm -f $(RERUNS)/{cost,processes}
+	@mkdir -p $(RERUNS); rm -f $(RERUNS)/cost $(RERUNS)/processes
 	$(GOTESTSUM) --packages './internal/tokens/bpe ./internal/lab/replay ./internal/replicas' -- -vet=off -run '^($(SERIAL)|$(LONE))$$'
 	$(GOTESTSUM) $(call RERUN,cost) --packages ./internal/decide -- -vet=off -run '^TestCostOf'
 	$(GOTESTSUM) --packages ./internal/lab/simulate -- -vet=off

@@ -57,8 +57,12 @@ func runCheck(ctx context.Context, io streams, args []string) error {
 	}
 	stop()
 	var found []finding
+	severity := "warning"
+	if *strict {
+		severity = "error"
+	}
 	for _, w := range warnings {
-		found = append(found, finding{map[bool]string{true: "error", false: "warning"}[*strict], w})
+		found = append(found, finding{severity, w})
 	}
 	for _, p := range problems {
 		found = append(found, finding{"error", p})
