@@ -270,6 +270,7 @@ monitoring.rules.labels                               operation    {"a": "b"}
 monitoring.rules.decisionSeconds                      operation    1
 monitoring.rules.queueSeconds                         operation    1
 monitoring.rules.degradedShare                        operation    0.5
+monitoring.rules.firstTokenSeconds                    operation    7
 monitoring.rules.rejectedShare                        operation    0.5
 monitoring.rules.extra                                operation    [{"alert": "Mine", "expr": "vector(1)"}]
 monitoring.dashboard.enabled                          operation    false
