@@ -176,3 +176,22 @@ func FuzzValid(f *testing.F) {
 		}
 	})
 }
+
+// A data: URL ends at its quote wherever that is; with an escape, a control character or another letter it is read like any string.
+func TestLongDataURLs(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{6, 4095, 4096, 4097, 8191, 8192, 8193, 20000} {
+		url := "data:" + strings.Repeat("A", n-5)
+		if got := plainURL([]byte(url + `",`)); got != n {
+			t.Errorf("URL of %d bytes: got %d", n, got)
+		}
+		for _, odd := range []string{`\n`, "\n", "é"} {
+			if got := plainURL([]byte(url + odd + `",`)); got != -1 {
+				t.Errorf("URL of %d bytes and %q: got %d, want -1", n, odd, got)
+			}
+		}
+		if got := plainURL([]byte(url)); got != -1 {
+			t.Errorf("URL of %d bytes without an end: got %d, want -1", n, got)
+		}
+	}
+}

@@ -106,10 +106,6 @@ func (f *known) shared(text []byte) []mark {
 
 func commonPrefix(a, b []byte) int {
 	n := min(len(a), len(b))
-	a, b = a[:n], b[:n]
-	if bytes.Equal(a, b) {
-		return n
-	}
 	i := 0
 	for i+1024 <= n && bytes.Equal(a[i:i+1024], b[i:i+1024]) {
 		i += 1024

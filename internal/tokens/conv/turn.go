@@ -118,7 +118,11 @@ func (t *Turn) Messages(r *body.Request, space uint64, shape func(raw []byte) (v
 	keys := t.digests[:0]
 	if c != nil {
 		for _, e := range r.Elements {
-			keys = append(keys, maphash.Bytes(c.seed, e.Of(r.Body))^space*0x9e3779b97f4a7c15)
+			key := uint64(0)
+			if raw := e.Of(r.Body); len(raw) <= largeMessage { // larger ones are not kept
+				key = maphash.Bytes(c.seed, raw)
+			}
+			keys = append(keys, key^space*0x9e3779b97f4a7c15)
 		}
 		t.digests = keys
 		c.mu.Lock()
