@@ -4,6 +4,7 @@ package config
 
 import (
 	"cmp"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -284,11 +285,16 @@ func (r *Routing) prepare(value func(key string) (string, bool), bad report) {
 		}
 		policy, known := routing.Preset(name)
 		if !known {
-			bad(p.key, "no preset %q; there are %s", name, strings.Join(routing.Presets(), ", "))
+			bad(p.key, "%s", noPreset(name))
 			continue
 		}
 		*p.to = policy
 	}
+}
+
+func noPreset(name string) string {
+	known := routing.Presets()
+	return fmt.Sprintf("no preset %q%s", name, cmp.Or(nearest(name, known), "; there are "+strings.Join(known, ", ")))
 }
 
 // Index bounds the KV index.

@@ -77,7 +77,7 @@ drain: soon
 `))
 	want := `kvlane.yaml:2:3: listen.addrss: unknown key; did you mean "address"?
 kvlane.yaml:4:13: limits.max_body: "lots" is not a size such as 1048576, 16MiB or 2GB
-kvlane.yaml:7:11: models[0].engine: "vlm" is not one of vllm, sglang, trtllm
+kvlane.yaml:7:11: models[0].engine: "vlm" is not one of vllm, sglang, trtllm; did you mean "vllm"?
 kvlane.yaml:8:3: models[1]: needs a name
 kvlane.yaml:8:3: models[1]: name "a" is taken by models[0]
 kvlane.yaml:11:14: workers.static[0].address: "engine:8000" is not ip:port (Envoy needs an IP address; for names use workers.dns)

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"encoding"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/goccy/go-yaml/ast"
@@ -54,6 +56,20 @@ func (d *decoder) document(body ast.Node, root reflect.Value) {
 		d.at[m.to] = d.at[m.from]
 		field, rules := find(root, m.to)
 		d.decode(m.value, field, m.to, rules)
+	}
+}
+
+// incomplete is bad for the checks after decoding: what decoding found broken or misspelt is not reported as missing too.
+func (d *decoder) incomplete() report {
+	broken := slices.Clone(d.problems)
+	return func(path, format string, args ...any) {
+		what, missing := strings.CutPrefix(strings.Replace(format, "needs an ", "needs a ", 1), "needs a ")
+		if missing && slices.ContainsFunc(broken, func(p Problem) bool {
+			return p.Path == path || p.Path == join(path, what) || within(p.Path, []string{path}) && strings.Contains(p.Message, strconv.Quote(what))
+		}) {
+			return
+		}
+		d.bad(path, format, args...)
 	}
 }
 
@@ -172,7 +188,7 @@ func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
 			}
 			d.moved = append(d.moved, moved{e.value, at, to})
 		} else {
-			d.bad(at, "unknown key%s", nearest(e.key, v))
+			d.bad(at, "unknown key%s", unknownHint(at, e.key, v))
 		}
 	}
 }
@@ -194,7 +210,9 @@ var instead = map[string]string{
 	"listen value":         ": an address is listen.address",
 	"admin value":          ": an address is admin.address",
 	"log value":            ": a level is log.level",
+	"models[] value":       ": a model is name: NAME",
 
+	"workers.static[] value":        ": a worker is address: IP:PORT",
 	"workers.static[].events value": ": an address is events.endpoint",
 }
 
@@ -378,7 +396,8 @@ func obeys(bad report, path string, v reflect.Value, rules string) {
 	switch v.Kind() {
 	case reflect.String:
 		if enum := ruleValues(rules, "enum"); len(enum) > 0 && !slices.Contains(enum, v.String()) {
-			bad(path, "%q is not one of %s", v.String(), strings.Join(slices.DeleteFunc(enum, func(s string) bool { return s == "" }), ", "))
+			enum = slices.DeleteFunc(enum, func(s string) bool { return s == "" })
+			bad(path, "%q is not one of %s%s", v.String(), strings.Join(enum, ", "), nearest(v.String(), enum))
 		}
 		return
 	case reflect.Int, reflect.Int64:
@@ -468,16 +487,73 @@ func fieldByKey(v reflect.Value, key string) (field reflect.Value, rules string,
 	return field, rules, known
 }
 
-// nearest suggests the known key that is closest to an unknown one.
-func nearest(key string, section reflect.Value) (hint string) {
-	distance := max(len(key), 2)
+// unknownHint says which key is likely meant by one that the section has not: a similar one of it, or where the key is one.
+func unknownHint(path, key string, section reflect.Value) string {
+	var known []string
 	fields(section, func(f reflect.StructField, _ reflect.Value) bool {
-		name := f.Tag.Get("yaml")
-		if d := editDistance(key, name); d < distance && d <= max(len(key), len(name))/3+1 {
-			hint, distance = fmt.Sprintf("; did you mean %q?", name), d
-		}
+		known = append(known, f.Tag.Get("yaml"))
 		return true
 	})
+	if hint := nearest(key, known); hint != "" {
+		return hint
+	}
+	if meant := meant[index.ReplaceAllString(path, "[]")]; meant != "" {
+		return "; did you mean " + meant + "?"
+	}
+	if of := sections()[key]; len(of) > 0 && len(of) <= 3 {
+		return "; it is a key of " + strings.Join(of, " and ")
+	}
+	return ""
+}
+
+// meant has keys that are not known anywhere, and what stands for them.
+var meant = map[string]string{
+	"routing.weights": "routing.policy.cost",
+	"routing.scorers": "routing.policy.cost",
+	"port":            "listen.address",
+	"listen.port":     "listen.address",
+	"admin.port":      "admin.address",
+}
+
+// sections returns, for each key, the sections that it is a key of; of sections of one type the first.
+var sections = sync.OnceValue(func() map[string][]string {
+	of := map[string][]string{}
+	seen := map[reflect.Type]bool{}
+	var visit func(path string, v reflect.Value)
+	visit = func(path string, v reflect.Value) {
+		for v.Kind() == reflect.Slice || v.Kind() == reflect.Pointer {
+			if v.Kind() == reflect.Slice {
+				path += "[]"
+			}
+			v = reflect.New(v.Type().Elem()).Elem()
+		}
+		if v.Kind() != reflect.Struct || seen[v.Type()] {
+			return
+		}
+		seen[v.Type()] = true
+		fields(v, func(f reflect.StructField, v reflect.Value) bool {
+			key := f.Tag.Get("yaml")
+			of[key] = append(of[key], cmp.Or(path, "the top of the file"))
+			visit(join(path, key), v)
+			return true
+		})
+	}
+	visit("", reflect.ValueOf(&Config{}).Elem())
+	return of
+})
+
+// nearest suggests the known word that is closest to another one.
+func nearest(word string, known []string) (hint string) {
+	distance := max(len(word), 2)
+	for _, name := range known {
+		d := editDistance(word, name)
+		if strings.HasPrefix(word, name+"_") || strings.HasPrefix(name, word+"_") {
+			d = 1
+		}
+		if d < distance && d <= max(len(word), len(name))/3+1 {
+			hint, distance = fmt.Sprintf("; did you mean %q?", name), d
+		}
+	}
 	return hint
 }
 

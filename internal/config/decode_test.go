@@ -62,8 +62,8 @@ func TestWhatCannotBeDecoded(t *testing.T) {
 		"routing: {policy: {cost: {tiers: [1, 2]}}}\n":  "k.yaml:1:27: routing.policy.cost.tiers: needs a list of 4 values",
 		"routing: {\"-\": 1}\n":                         `k.yaml:1:11: routing.-: unknown key`,
 		"\",inline\": 1\n":                              `k.yaml:1:1: ,inline: unknown key`,
-		"models: [{name: a, block_size: 16}]\n":         "k.yaml:1:20: models[0].block_size: unknown key",
-		"routing: {policy: {preset: kv-aware}}\n":       "k.yaml:1:20: routing.policy.preset: unknown key",
+		"models: [{name: a, block_size: 16}]\n":         "k.yaml:1:20: models[0].block_size: unknown key; it is a key of workers.static[] and index",
+		"routing: {policy: {preset: kv-aware}}\n":       "k.yaml:1:20: routing.policy.preset: unknown key; it is a key of routing",
 		"\"logs\": {}\n":                                `k.yaml:1:1: logs: unknown key; did you mean "log"?`,
 	} {
 		_, err := Parse("k.yaml", []byte(text))
@@ -75,6 +75,47 @@ func TestWhatCannotBeDecoded(t *testing.T) {
 		if _, err := Parse("k.yaml", []byte(text)); err == nil || !strings.HasPrefix(err.Error(), "k.yaml:") {
 			t.Errorf("%q: got %v, want an error about the second key", text, err)
 		}
+	}
+}
+
+// A misspelt name or value, and a key at the wrong place, have one problem each, which says what is meant.
+func TestWhatIsMeantIsSaid(t *testing.T) {
+	const at = "k.yaml:1:1: "
+	for text, want := range map[string]string{
+		"routing:\n  preset: kv-awar\n":                       `k.yaml:2:11: routing.preset: no preset "kv-awar"; did you mean "kv-aware"?`,
+		"routing:\n  shadow: [randm]\n":                       `k.yaml:2:12: routing.shadow[0]: no preset "randm"; did you mean "random"?`,
+		"log: {level: inof}\n":                                `k.yaml:1:14: log.level: "inof" is not one of debug, info, warn, error; did you mean "info"?`,
+		"routing:\n  weights: {}\n":                           "k.yaml:2:3: routing.weights: unknown key; did you mean routing.policy.cost?",
+		"routing:\n  cost: {}\n":                              "k.yaml:2:3: routing.cost: unknown key; it is a key of routing.policy",
+		"tokenizer: x\n":                                      at + "tokenizer: unknown key; it is a key of models[]",
+		"port: 9002\n":                                        at + "port: unknown key; did you mean listen.address?",
+		"models: [qwen]\n":                                    "k.yaml:1:10: models[0]: needs a section with keys, not a value: a model is name: NAME",
+		"models:\n- nam: qwen\n":                              `k.yaml:2:3: models[0].nam: unknown key; did you mean "name"?`,
+		"workers:\n  health_check: 5s\n":                      `k.yaml:2:3: workers.health_check: unknown key; did you mean "health"?`,
+		"workers:\n  static:\n  - addres: 10.0.0.1:8000\n":    `k.yaml:3:5: workers.static[0].addres: unknown key; did you mean "address"?`,
+		"workers:\n  static: [\"10.0.0.1:8000\"]\n":           "k.yaml:2:12: workers.static[0]: needs a section with keys, not a value: a worker is address: IP:PORT",
+		"workers:\n  static:\n  - address: ${KVLANE_NONE}\n":  "k.yaml:3:14: workers.static[0].address: the environment variable KVLANE_NONE is not set: set it, or write ${KVLANE_NONE:-default}",
+		"workers:\n  static:\n  - address: http://10.0.0.1\n": `k.yaml:3:14: workers.static[0].address: "http://10.0.0.1" is a URL: write ip:port only`,
+		// Nothing is near, and what else is missing is still said.
+		"xyz: 1\n":                              at + "xyz: unknown key",
+		"name: x\n":                             at + "name: unknown key",
+		"workers:\n  static:\n  - ranks: two\n": "k.yaml:3:12: workers.static[0].ranks: \"two\" is not a whole number\nk.yaml:3:5: workers.static[0]: needs an address",
+	} {
+		if _, err := Parse("k.yaml", []byte(text)); err == nil || err.Error() != want {
+			t.Errorf("%q:\n got %v\nwant %s", text, err, want)
+		}
+	}
+	for key, path := range meant {
+		c := reflect.ValueOf(&Config{}).Elem()
+		if is, _ := find(c, path); !is.IsValid() {
+			t.Errorf("%s is said to mean %s, which is no key", key, path)
+		}
+		if is, _ := find(c, key); is.IsValid() {
+			t.Errorf("%s is a key: it needs no other", key)
+		}
+	}
+	if _, err := ParseWorkers("w.yaml", []byte("- addres: 10.0.0.1:8000\n")); err == nil || strings.Contains(err.Error(), "needs an") {
+		t.Errorf("got %v, want the misspelt key only", err)
 	}
 }
 

@@ -41,7 +41,7 @@ func parse(file string, text []byte) (*Config, *decoder, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	c.validate(d.bad)
+	c.validate(d.incomplete())
 	if len(d.problems) > 0 {
 		return nil, nil, d.problems
 	}
@@ -110,7 +110,7 @@ func ParseWorkers(file string, text []byte) ([]Worker, error) {
 		d.bad("", "has no list of workers; an empty one is written []")
 	}
 	for i := range list {
-		list[i].validate(d.bad.under(item("", i)))
+		list[i].validate(d.incomplete().under(item("", i)))
 	}
 	uniqueWorkers("", list, d.bad)
 	if len(d.problems) > 0 {

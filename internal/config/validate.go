@@ -157,7 +157,7 @@ func (c *Config) validateRouting(bad report) {
 	c.modelRules(bad)
 	for i, name := range c.Routing.Shadow {
 		if _, known := routing.Preset(name); !known {
-			bad(item("routing.shadow", i), "no preset %q; there are %s", name, strings.Join(routing.Presets(), ", "))
+			bad(item("routing.shadow", i), "%s", noPreset(name))
 		} else if slices.Contains(c.Routing.Shadow[:i], name) {
 			bad(item("routing.shadow", i), "%q is there twice", name)
 		}
@@ -267,6 +267,8 @@ func bounded(bad report, path string, v reflect.Value) {
 func (w *Worker) validate(bad report) {
 	if w.Address == "" {
 		bad("", "needs an address")
+	} else if strings.Contains(w.Address, "://") {
+		bad("address", "%q is a URL: write ip:port only", w.Address)
 	} else if a, err := netip.ParseAddrPort(w.Address); err != nil {
 		bad("address", "%q is not ip:port (Envoy needs an IP address; for names use workers.dns)", w.Address)
 	} else if a.Port() == 0 {
