@@ -37,81 +37,68 @@ func newCPULimit(maxBody int64) *cpuLimit {
 // while it waits, the place holds nothing.
 func (l *cpuLimit) place(ctx, exact context.Context, body int) cpuPlace {
 	p, ok := l.acquire(exact, body)
-	if ok {
-		return p
-	}
 	late := l.lateSmall
 	if body > largeBody {
 		late = l.lateLarge
 	}
-	if !enter(ctx, late) {
-		return cpuPlace{}
+	if !ok {
+		p.enter(ctx, late)
 	}
-	return cpuPlace{limit: l, late: late}
+	return p
 }
 
 // acquire waits for a place for a decision about a body of that many bytes. It returns
 // false, and a place that holds nothing, if ctx ends first.
-func (l *cpuLimit) acquire(ctx context.Context, body int) (cpuPlace, bool) {
-	p := cpuPlace{limit: l}
+func (l *cpuLimit) acquire(ctx context.Context, body int) (p cpuPlace, ok bool) {
+	ok = true
 	if body > largeBody {
-		p.bytes = min(int64(body), l.most)
-		if !l.bytes.TryAcquire(p.bytes) && l.bytes.Acquire(ctx, p.bytes) != nil {
-			return cpuPlace{}, false
+		n := min(int64(body), l.most)
+		if !l.bytes.TryAcquire(n) && l.bytes.Acquire(ctx, n) != nil {
+			return p, false
 		}
-		if !enter(ctx, l.large) {
-			l.bytes.Release(p.bytes)
-			return cpuPlace{}, false
-		}
+		p.bytes, p.of = n, l.bytes
+		ok = p.enter(ctx, l.large)
 	}
-	if !enter(ctx, l.all) {
-		p.leaveLarge()
-		return cpuPlace{}, false
+	if ok = ok && p.enter(ctx, l.all); !ok {
+		p.release()
 	}
-	return p, true
-}
-
-// enter puts a token into c. A free place is taken even if ctx has ended.
-func enter(ctx context.Context, c chan struct{}) bool {
-	select {
-	case c <- struct{}{}:
-		return true
-	default:
-	}
-	select {
-	case c <- struct{}{}:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return p, ok
 }
 
 // cpuPlace is a place that one decision holds; the zero value holds none. It belongs to
 // one goroutine.
 type cpuPlace struct {
-	limit *cpuLimit
-	bytes int64         // 0 for small bodies
-	late  chan struct{} // nil unless the place is one without tokens
+	held  [2]chan struct{} // those that have a token of this place; nil for none
+	bytes int64            // of a large body, taken from of
+	of    *semaphore.Weighted
+}
+
+// enter puts a token into c. A free place is taken even if ctx has ended.
+func (p *cpuPlace) enter(ctx context.Context, c chan struct{}) bool {
+	select {
+	case c <- struct{}{}:
+	default:
+		select {
+		case c <- struct{}{}:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	p.held[0], p.held[1] = c, p.held[0]
+	return true
 }
 
 // release gives the place back. Further calls do nothing.
 func (p *cpuPlace) release() {
-	switch {
-	case p.limit == nil:
-	case p.late != nil:
-		<-p.late
-	default:
-		<-p.limit.all
-		p.leaveLarge()
+	for _, c := range p.held {
+		if c != nil {
+			<-c
+		}
+	}
+	if p.bytes > 0 {
+		p.of.Release(p.bytes)
 	}
 	*p = cpuPlace{}
-}
-
-func (p *cpuPlace) leaveLarge() {
-	if p.bytes > 0 {
-		<-p.limit.large
-		p.limit.bytes.Release(p.bytes)
-	}
 }
 
 // withTimeout returns a context that ends with the client's, or when a decision that starts
