@@ -80,7 +80,7 @@ func (r *Request) Parse(api API, body []byte) error { return r.Resume(api, body,
 func (r *Request) Resume(api API, body []byte, start int, elements []Span) error {
 	k := known{start, elements}
 	*r = Request{API: api, Body: body, Elements: r.Elements[:0], others: r.others[:0]}
-	s := scanner{b: body, depth: 1}
+	s := scanner{b: body}
 	i := s.begin()
 	if i < len(body) && body[i] != '{' {
 		if err := Valid(body); err != nil {
@@ -101,51 +101,21 @@ func (r *Request) Resume(api API, body []byte, start int, elements []Span) error
 	return nil
 }
 
-// members is scanner.object for the outermost object; it records the spans of the fields.
+// members reads the outermost object and records the spans of its fields.
 func (r *Request) members(s *scanner, i int, k known) int {
-	if i = s.space(i + 1); i < len(s.b) && s.b[i] == '}' {
-		return i + 1
+	read := func(key []byte, at int) int {
+		if field, ok := fieldOf(key); ok && field == r.API.promptField() && at < len(s.b) && s.b[at] == '[' {
+			return r.list(s, at, k)
+		}
+		return s.value(at)
 	}
-	for {
-		if i >= len(s.b) || s.b[i] != '"' {
-			return s.noKey(i)
-		}
-		at := Span{Start: i}
-		if i = s.str(i); i < 0 {
-			return -1
-		}
-		at.End = i
-		key := at.Of(s.b)
-		if i = s.space(i); i >= len(s.b) || s.b[i] != ':' {
-			return s.fail(i, "':' was expected")
-		}
-		start := s.space(i + 1)
-		field, known := fieldOf(key)
-		if known && field == r.API.promptField() && start < len(s.b) && s.b[start] == '[' {
-			i = r.list(s, start, k)
-		} else {
-			i = s.value(start)
-		}
-		if i < 0 {
-			return s.within("." + shortKey(key))
-		}
-		if known {
-			r.fields[field] = Span{start, i} // of duplicate keys the last one counts, as in every engine's reader
+	return s.members(i, read, func(key, value Span) {
+		if field, ok := fieldOf(key.Of(s.b)); ok {
+			r.fields[field] = value // of duplicate keys the last one counts, as in every engine's reader
 		} else if len(r.others) < maxOthers {
-			r.others = append(r.others, place{at, Span{start, i}})
+			r.others = append(r.others, place{key, value})
 		}
-		if i = s.space(i); i >= len(s.b) {
-			return s.fail(i, "")
-		}
-		switch s.b[i] {
-		case ',':
-			i = s.space(i + 1)
-		case '}':
-			return i + 1
-		default:
-			return s.fail(i, "',' or '}' was expected")
-		}
-	}
+	})
 }
 
 // list reads the list at i. If the known elements are from this list, it resumes after the last

@@ -205,7 +205,10 @@ func (s *scanner) literal(i int, word string) int {
 
 // object walks the members. It passes the spans of every key (including its quotes) and value to
 // each, unless each is nil.
-func (s *scanner) object(i int, each func(key, value Span)) int {
+func (s *scanner) object(i int, each func(key, value Span)) int { return s.members(i, nil, each) }
+
+// members is object that reads values with read, unless read is nil.
+func (s *scanner) members(i int, read func(key []byte, at int) int, each func(key, value Span)) int {
 	if s.depth++; s.depth > MaxDepth {
 		return s.failDeep(i)
 	}
@@ -227,7 +230,12 @@ func (s *scanner) object(i int, each func(key, value Span)) int {
 			return s.fail(i, "':' was expected")
 		}
 		value := Span{Start: s.space(i + 1)}
-		if i = s.value(value.Start); i < 0 {
+		if read == nil {
+			i = s.value(value.Start)
+		} else {
+			i = read(key.Of(s.b), value.Start)
+		}
+		if i < 0 {
 			return s.within("." + shortKey(key.Of(s.b)))
 		}
 		value.End = i
