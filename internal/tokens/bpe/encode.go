@@ -66,44 +66,37 @@ func (enc *encoder) stretch(dst []uint32, s string, base int) []uint32 {
 		return enc.normalizedSpace(dst, s, first)
 	}
 	find := search{set: enc.t.normal, s: s, wanted: &enc.watch}
-	at := 0
-	for {
-		hit, ok := find.next()
-		if !ok {
-			break
-		}
-		if at < hit.from {
-			dst = enc.plain(dst, s[at:hit.from], first && at == 0)
-		}
-		dst = append(dst, hit.token.ID)
-		at = hit.to
-		enc.record(hit, base+at, len(dst))
-	}
-	if at < len(s) && !enc.watch.stopped {
-		dst = enc.plain(dst, s[at:], first && at == 0)
-	}
-	return dst
+	return enc.around(dst, &find, enc.plain, first, func(hit addedHit, n int) { enc.record(hit, base+hit.to, n) })
 }
 
 // normalizedSpace is the remainder of stretch for normalizers that mark spaces.
 func (enc *encoder) normalizedSpace(dst []uint32, s string, first bool) []uint32 {
 	enc.added = append(enc.added[:0], enc.t.normalizedText(s)...)
-	s = string(enc.added)
-	find := search{set: enc.t.normal, s: s, marks: true, wanted: &enc.watch}
-	at := 0
-	for {
+	find := search{set: enc.t.normal, s: string(enc.added), marks: true, wanted: &enc.watch}
+	return enc.around(dst, &find, enc.pretokenized, first, nil)
+}
+
+// around appends the ids of the added tokens of a normalized text, and those that encode appends for what is between them.
+// first reports that the text is the beginning of the whole text. found, if not nil, gets each token with the number of ids
+// up to its end.
+func (enc *encoder) around(dst []uint32, find *search, encode func(dst []uint32, s string, first bool) []uint32, first bool, found func(hit addedHit, n int)) []uint32 {
+	s, at := find.s, 0
+	for len(find.set.starts) > 0 {
 		hit, ok := find.next()
 		if !ok {
 			break
 		}
 		if at < hit.from {
-			dst = enc.pretokenized(dst, s[at:hit.from], first && at == 0)
+			dst = encode(dst, s[at:hit.from], first && at == 0)
 		}
 		dst = append(dst, hit.token.ID)
 		at = hit.to
+		if found != nil {
+			found(hit, len(dst))
+		}
 	}
 	if at < len(s) && !enc.watch.stopped {
-		dst = enc.pretokenized(dst, s[at:], first && at == 0)
+		dst = encode(dst, s[at:], first && at == 0)
 	}
 	return dst
 }

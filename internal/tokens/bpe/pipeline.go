@@ -65,24 +65,9 @@ func (p *pipeline) encode(enc *encoder, dst []uint32, text piece) []uint32 {
 // text.
 func (enc *encoder) pipelined(dst []uint32, s string, base int) []uint32 {
 	p := enc.t.pipe
-	s = p.normalized(enc, s)
-	find := search{set: enc.t.normal, s: s, wanted: &enc.watch}
-	at := 0
-	for len(enc.t.normal.starts) > 0 {
-		hit, ok := find.next()
-		if !ok {
-			break
-		}
-		if at < hit.from {
-			dst = p.encode(enc, dst, piece{s[at:hit.from], base == 0 && at == 0})
-		}
-		dst = append(dst, hit.token.ID)
-		at = hit.to
-	}
-	if at < len(s) && !enc.watch.stopped {
-		dst = p.encode(enc, dst, piece{s[at:], base == 0 && at == 0})
-	}
-	return dst
+	find := search{set: enc.t.normal, s: p.normalized(enc, s), wanted: &enc.watch}
+	encode := func(dst []uint32, s string, first bool) []uint32 { return p.encode(enc, dst, piece{s, first}) }
+	return enc.around(dst, &find, encode, base == 0, nil)
 }
 
 // behavior defines how the matches that a text is split at are joined to the rest.
@@ -186,11 +171,13 @@ func regexMatches(re *regex) matcher {
 }
 
 // classMatches matches single code points of a generated class.
-func classMatches(name string) matcher {
-	set := namedSet(name)
+func classMatches(name string) matcher { return charMatches(namedSet(name).hasAt) }
+
+// charMatches matches single code points; has reports whether there is one at i, and its size.
+func charMatches(has func(text string, i int) (bool, int)) matcher {
 	return func(enc *encoder, text string, i int) (int, int, bool) {
 		for i < len(text) {
-			in, n := set.hasAt(text, i)
+			in, n := has(text, i)
 			if in {
 				return i, i + n, true
 			}
@@ -316,19 +303,10 @@ var splitStages = map[string]func(c component) (splitStage, error){
 	"ByteLevel": func(c component) (splitStage, error) { return byteLevelStage(c, byteLevelString), nil },
 	"Metaspace": metaspaceStage,
 	"WhitespaceSplit": func(component) (splitStage, error) {
-		blank := func(enc *encoder, s string, i int) (int, int, bool) {
-			for i < len(s) {
-				c, n := classAt(s, i)
-				if c&clsWS != 0 {
-					return i, i + n, true
-				}
-				if enc.watch.over(n) {
-					break
-				}
-				i += n
-			}
-			return i, i, false
-		}
+		blank := charMatches(func(s string, i int) (bool, int) {
+			c, n := classAt(s, i)
+			return c&clsWS != 0, n
+		})
 		return split(blank, behaveRemoved, false), nil
 	},
 }

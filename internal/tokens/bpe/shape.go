@@ -91,14 +91,18 @@ func flatten(c component) []component {
 // errRebuilt marks errors for which the pipeline is not an alternative.
 var errRebuilt = errors.New("rebuilt by the engine")
 
+// stages are the components of the normalizer and the pre-tokenizer.
+func (f *file) stages() (norm, pre []component, err error) {
+	if norm, err = readComponents(f.normalizer, "normalizer"); err == nil {
+		pre, err = readComponents(f.preTokenizer, "pre_tokenizer")
+	}
+	return norm, pre, err
+}
+
 // readPipeline reads normalizer and pre-tokenizer: one of the usual shapes, or
 // any other as a pipeline.
 func (t *Tokenizer) readPipeline(f *file, head *modelHead) error {
-	norm, err := readComponents(f.normalizer, "normalizer")
-	if err != nil {
-		return err
-	}
-	pre, err := readComponents(f.preTokenizer, "pre_tokenizer")
+	norm, pre, err := f.stages()
 	if err != nil {
 		return err
 	}

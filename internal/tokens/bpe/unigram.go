@@ -343,11 +343,7 @@ func markedWords(norm, pre []component) (marked, simple bool, prefix prefixSpace
 
 // unigramPipeline reads the stages around a Unigram model.
 func (t *Tokenizer) unigramPipeline(f *file) error {
-	norm, err := readComponents(f.normalizer, "normalizer")
-	if err != nil {
-		return err
-	}
-	pre, err := readComponents(f.preTokenizer, "pre_tokenizer")
+	norm, pre, err := f.stages()
 	if err != nil {
 		return err
 	}
