@@ -146,11 +146,12 @@ func (l *lexer) data(end int, sign byte, isVariable bool) {
 	l.advance(end)
 }
 
-func signAt(s string, i int) byte {
+// signAt returns the sign at i, 0 if there is none, and where the text goes on.
+func signAt(s string, i int) (sign byte, next int) {
 	if i < len(s) && (s[i] == '-' || s[i] == '+') {
-		return s[i]
+		return s[i], i + 1
 	}
-	return 0
+	return 0, i
 }
 
 func (l *lexer) root() {
@@ -160,11 +161,7 @@ func (l *lexer) root() {
 		l.advance(len(l.src))
 		return
 	}
-	sign := signAt(l.src, at+2)
-	body := at + 2
-	if sign != 0 {
-		body++
-	}
+	sign, body := signAt(l.src, at+2)
 	switch l.src[at+1] {
 	case '{':
 		l.data(at, sign, true)
@@ -238,11 +235,7 @@ func (l *lexer) raw() {
 		if !strings.HasPrefix(l.src[i:], "{%") {
 			continue
 		}
-		sign := signAt(l.src, i+2)
-		j := i + 2
-		if sign != 0 {
-			j++
-		}
+		sign, j := signAt(l.src, i+2)
 		j = skipSpace(l.src, j)
 		if !strings.HasPrefix(l.src[j:], "endraw") {
 			continue
