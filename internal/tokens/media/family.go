@@ -14,6 +14,11 @@ import (
 type Family struct {
 	// Token is the id that stands for an image in a prompt before the engine's processor runs.
 	Token uint32
+	// Mark is the text for an image in the output of templates that iterate over parts, if it is not the token's, and
+	// Text that of the token. Front is the text that precedes a message's texts for other templates; "": not known.
+	Mark, Text, Front string
+	// Most is the largest number of images whose tokens are known, 0: any.
+	Most int
 
 	// turns reports that the tokens depend on which side is the width.
 	turns bool
@@ -37,9 +42,25 @@ type modelConfig struct {
 	Merge         int      `json:"spatial_merge_size"`
 	Vision        struct {
 		Patch   int     `json:"patch_size"`
-		Size    int     `json:"image_size"`
+		Size    side    `json:"image_size"`
 		Shuffle float64 `json:"pixel_shuffle_ratio"`
 	} `json:"vision_config"`
+
+	MinTiles   int     `json:"min_dynamic_patch"`
+	MaxTiles   int     `json:"max_dynamic_patch"`
+	Dynamic    bool    `json:"dynamic_image_size"`
+	Thumbnail  bool    `json:"use_thumbnail"`
+	Downsample float64 `json:"downsample_ratio"`
+}
+
+// side is a number of pixels, 0 for lists of them.
+type side int
+
+func (s *side) UnmarshalJSON(raw []byte) error {
+	if json.Unmarshal(raw, (*int)(s)) != nil {
+		*s = 0
+	}
+	return nil
 }
 
 // processorConfig is the part of preprocessor_config.json that is read.
@@ -49,6 +70,8 @@ type processorConfig struct {
 	Size   *struct {
 		Shortest int `json:"shortest_edge"`
 		Longest  int `json:"longest_edge"`
+		Height   int `json:"height"`
+		Width    int `json:"width"`
 	} `json:"size"`
 	MinPixels int `json:"min_pixels"`
 	MaxPixels int `json:"max_pixels"`
@@ -61,6 +84,10 @@ type processorConfig struct {
 	MaxCanvas   bool  `json:"resize_to_max_canvas"`
 	MergeKernel []int `json:"merge_kernel_size"`
 	TokenLimit  int   `json:"in_token_limit"`
+
+	MinPatches  int      `json:"min_patches"`
+	Resolutions [][2]int `json:"candidate_resolutions"`
+	Downsample  int      `json:"downsample_ratio"`
 }
 
 // families are the architectures by which the folder's files are read.
@@ -78,6 +105,11 @@ var families = map[string]func(m *modelConfig, p *processorConfig, id func(token
 	"Gemma3ForConditionalGeneration":     gemma3,
 	"Llama4ForConditionalGeneration":     llama4,
 	"KimiVLForConditionalGeneration":     kimiVL,
+	"InternVLForConditionalGeneration":   internVL,
+	"InternS1ForConditionalGeneration":   internVL,
+	"InternVLChatModel":                  internVLChat,
+	"DeepseekOCRForCausalLM":             deepseekOCR,
+	"DeepseekVLV2ForCausalLM":            deepseekVL2,
 }
 
 // Load reads the model's config.json and its processor's configuration. id returns the id of a special token. The error
@@ -92,15 +124,18 @@ func Load(fsys fs.FS, id func(token string) (uint32, bool)) (*Family, error) {
 	}
 	p := &processorConfig{}
 	var whole struct {
-		Image    *processorConfig `json:"image_processor"`
-		Sequence int              `json:"image_seq_length"`
+		processorConfig
+
+		Image *processorConfig `json:"image_processor"`
 	}
 	// transformers prefers the nested form.
 	err := readJSON(fsys, "processor_config.json", &whole)
 	if whole.Image != nil {
 		p = whole.Image
-	} else if err == nil || errors.Is(err, fs.ErrNotExist) {
-		err = readJSON(fsys, "preprocessor_config.json", p)
+	} else if found := err == nil; found || errors.Is(err, fs.ErrNotExist) {
+		if err = readJSON(fsys, "preprocessor_config.json", p); found && errors.Is(err, fs.ErrNotExist) {
+			p, err = &whole.processorConfig, nil
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -327,17 +362,17 @@ func gemma3(_ *modelConfig, p *processorConfig, id func(string) (uint32, bool)) 
 
 func llama4(m *modelConfig, p *processorConfig, id func(string) (uint32, bool)) (*Family, error) {
 	t, err := tokensOf(id, "<|image|>", "<|image_start|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>", "<|image_end|>")
-	v, most := m.Vision, cmp.Or(p.MaxPatches, 16)
-	if err != nil || !strings.HasPrefix(p.Type, "Llama4ImageProcessor") || v.Size < 1 || v.Patch < 1 || v.Shuffle <= 0 || most < 1 || most > 64 {
+	v, size, most := m.Vision, int(m.Vision.Size), cmp.Or(p.MaxPatches, 16)
+	if err != nil || !strings.HasPrefix(p.Type, "Llama4ImageProcessor") || size < 1 || v.Patch < 1 || v.Shuffle <= 0 || most < 1 || most > 64 {
 		return nil, ErrUnknown
 	}
-	side, merged := v.Size/v.Patch, math.RoundToEven(1/(v.Shuffle*v.Shuffle)) // patches of a side, and in a token
+	side, merged := size/v.Patch, math.RoundToEven(1/(v.Shuffle*v.Shuffle)) // patches of a side, and in a token
 	if side > maxSide || merged < 1 || merged > float64(side*side) || side*side/int(merged)*(most+1) > maxTokens {
 		return nil, ErrUnknown
 	}
 	patches := side * side / int(merged)
 	return &Family{Token: t[0], turns: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
-		columns, rows := canvas(width, height, v.Size, most, p.MaxCanvas)
+		columns, rows := canvas(width, height, size, most, p.MaxCanvas)
 		dst = append(dst, t[1])
 		for range rows {
 			for x := range columns {
@@ -385,4 +420,131 @@ func kimiVL(m *modelConfig, p *processorConfig, _ func(string) (uint32, bool)) (
 		w, h := p.MergeKernel[1]*p.Patch, p.MergeKernel[0]*p.Patch
 		return (width + w - 1) / w, (height + h - 1) / h
 	})}, nil
+}
+
+// between is a family whose images are a run of one token between two others. tiles returns how many tiles an image becomes.
+func between(id func(string) (uint32, bool), sequence int, tiles func(width, height int) int) (*Family, error) {
+	t, err := tokensOf(id, "<img>", "<IMG_CONTEXT>", "</img>")
+	if err != nil || sequence < 1 || sequence > maxTokens {
+		return nil, ErrUnknown
+	}
+	return &Family{Token: t[1], turns: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
+		n := sequence * tiles(width, height)
+		if n > maxTokens {
+			return dst, false
+		}
+		return append(repeated(append(dst, t[0]), t[1], n), t[2]), true
+	}}, nil
+}
+
+// withWhole counts the whole image as a tile if there are several.
+func withWhole(tiles int) int {
+	if tiles > 1 {
+		tiles++
+	}
+	return tiles
+}
+
+func internVL(_ *modelConfig, p *processorConfig, id func(string) (uint32, bool)) (*Family, error) {
+	least, most := cmp.Or(p.MinPatches, 1), cmp.Or(p.MaxPatches, 12)
+	if !strings.HasPrefix(p.Type, "GotOcr2ImageProcessor") || p.Size == nil || p.Size.Height < 1 || p.Size.Height != p.Size.Width || least < 1 || most > 64 {
+		return nil, ErrUnknown
+	}
+	return between(id, cmp.Or(p.Sequence, 256), func(width, height int) int {
+		if most == 1 {
+			return 1
+		}
+		columns, rows := nearest(width, height, p.Size.Height, least, most)
+		return withWhole(columns * rows)
+	})
+}
+
+func internVLChat(m *modelConfig, _ *processorConfig, id func(string) (uint32, bool)) (*Family, error) {
+	size := int(m.Vision.Size)
+	if size < 1 || size > maxSide || m.Vision.Patch < 1 || m.Downsample <= 0 || m.Downsample > 1 || m.MinTiles < 1 || m.MaxTiles < 1 || m.MaxTiles > 64 {
+		return nil, ErrUnknown
+	}
+	grid := float64(size / m.Vision.Patch)
+	f, err := between(id, int(grid*grid*(m.Downsample*m.Downsample)), func(width, height int) int {
+		if !m.Dynamic {
+			return 1
+		}
+		columns, rows := nearest(width, height, size, m.MinTiles, m.MaxTiles)
+		if !m.Thumbnail {
+			return columns * rows
+		}
+		return withWhole(columns * rows)
+	})
+	if err == nil {
+		f.Mark, f.Text, f.Front = "<image>", "<IMG_CONTEXT>", "<image>"
+	}
+	return f, err
+}
+
+// nearest is the grid of tiles whose aspect ratio is the nearest, of several the largest that is not much larger than the
+// image.
+func nearest(width, height, tile, least, most int) (columns, rows int) {
+	ratio, best := float64(width)/float64(height), math.Inf(1)
+	columns, rows = 1, 1
+	for n := least; n <= most; n++ {
+		for c := 1; c <= n; c++ {
+			if n%c != 0 {
+				continue
+			}
+			off := math.Abs(ratio - float64(c)/float64(n/c))
+			if off < best || off == best && 2*width*height > tile*tile*n {
+				best, columns, rows = off, c, n/c
+			}
+		}
+	}
+	return columns, rows
+}
+
+// deepseekGrid is the number of tokens of a whole image, and of its tiles, with a token behind each row and one between.
+func deepseekGrid(whole, side, columns, rows int) (int, int) {
+	n := whole*(whole+1) + 1
+	if columns*rows > 0 {
+		n += rows * side * (columns*side + 1)
+	}
+	return n, 1
+}
+
+func deepseekOCR(m *modelConfig, _ *processorConfig, id func(string) (uint32, bool)) (*Family, error) {
+	f, err := grid(m, "<image>", id)
+	if err != nil {
+		return nil, err
+	}
+	const tile = 640
+	f.Front, f.turns = "<image>", true
+	f.layout = run(f.Token, func(width, height int) (int, int) {
+		if max(width, height) <= tile {
+			return deepseekGrid(16, 10, 0, 0)
+		}
+		columns, rows := nearest(width, height, tile, 2, 6)
+		return deepseekGrid(16, 10, columns, rows)
+	})
+	return f, nil
+}
+
+func deepseekVL2(m *modelConfig, p *processorConfig, id func(string) (uint32, bool)) (*Family, error) {
+	f, err := grid(m, "<image>", id)
+	if err != nil || len(p.Resolutions) == 0 || p.Resolutions[0][0] < 1 || p.Patch < 1 || p.Downsample < 1 {
+		return nil, ErrUnknown
+	}
+	tile := p.Resolutions[0][0]
+	side := (tile/p.Patch + p.Downsample - 1) / p.Downsample
+	f.Front, f.turns, f.Most = "<image>", true, 2 // three are not cut into tiles
+	f.layout = run(f.Token, func(width, height int) (int, int) {
+		var fit [2]int
+		most, waste := 0, math.MaxInt
+		for _, r := range p.Resolutions {
+			scale := min(float64(r[0])/float64(width), float64(r[1])/float64(height))
+			used := min(int(float64(width)*scale)*int(float64(height)*scale), width*height)
+			if used > most || used == most && r[0]*r[1]-used < waste {
+				most, waste, fit = used, r[0]*r[1]-used, r
+			}
+		}
+		return deepseekGrid(side, side, fit[0]/tile, fit[1]/tile)
+	})
+	return f, nil
 }

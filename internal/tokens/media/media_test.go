@@ -111,7 +111,7 @@ var setup = map[string][2]string{
 func ids(token string) (uint32, bool) {
 	id, ok := map[string]uint32{"<|image_pad|>": 7, "<|image|>": 7, "[IMG_BREAK]": 8, "[IMG_END]": 9, "<start_of_image>": 7, "<image_soft_token>": 8,
 		"<end_of_image>": 9, "\n": 1, "\n\n": 2, "\n\n\n": 3, "\n\n\n\n": 4, "<|image_start|>": 8, "<|patch|>": 9, "<|tile_x_separator|>": 11, "<|tile_y_separator|>": 12,
-		"<|image_end|>": 10}[token]
+		"<|image_end|>": 10, "<img>": 8, "<IMG_CONTEXT>": 7, "</img>": 9, "<image>": 7}[token]
 	return id, ok
 }
 
@@ -187,12 +187,19 @@ func TestTurnedImagesAndUnknownModels(t *testing.T) {
 		`"Qwen2VLForConditionalGeneration"]`:    `{"image_processor_type":"OtherProcessor"}`,
 		`"Qwen3VLForConditionalGeneration"]`:    `{"image_processor_type":"Qwen2VLImageProcessor","size":{"shortest_edge":1}}`,
 		`"Qwen2_5_VLForConditionalGeneration"]`: `{"image_processor_type":"Qwen2VLImageProcessor","do_resize":false}`,
-		`"Qwen2VLForConditionalGeneration"],"image_token_id":6`:                                                              `{"image_processor_type":"Qwen2VLImageProcessor"}`,
-		`"Glm4vForConditionalGeneration"],"image_token_id":6`:                                                                `{"image_processor_type":"Glm4vImageProcessor"}`,
-		`"Mistral3ForConditionalGeneration"],"image_token_index":7`:                                                          `{"image_processor_type":"PixtralImageProcessor"}`,
-		`"Llama4ForConditionalGeneration"],"vision_config":{"image_size":336,"patch_size":14,"pixel_shuffle_ratio":2}`:       `{"image_processor_type":"Llama4ImageProcessor"}`,
-		`"Llama4ForConditionalGeneration"],"vision_config":{"image_size":336,"patch_size":14,"pixel_shuffle_ratio":1e-200}`:  `{"image_processor_type":"Llama4ImageProcessor"}`,
-		`"Llama4ForConditionalGeneration"],"vision_config":{"image_size":4294967296,"patch_size":1,"pixel_shuffle_ratio":1}`: `{"image_processor_type":"Llama4ImageProcessor"}`,
+		`"Qwen2VLForConditionalGeneration"],"image_token_id":6`:                                                                                             `{"image_processor_type":"Qwen2VLImageProcessor"}`,
+		`"Glm4vForConditionalGeneration"],"image_token_id":6`:                                                                                               `{"image_processor_type":"Glm4vImageProcessor"}`,
+		`"Mistral3ForConditionalGeneration"],"image_token_index":7`:                                                                                         `{"image_processor_type":"PixtralImageProcessor"}`,
+		`"Llama4ForConditionalGeneration"],"vision_config":{"image_size":336,"patch_size":14,"pixel_shuffle_ratio":2}`:                                      `{"image_processor_type":"Llama4ImageProcessor"}`,
+		`"Llama4ForConditionalGeneration"],"vision_config":{"image_size":336,"patch_size":14,"pixel_shuffle_ratio":1e-200}`:                                 `{"image_processor_type":"Llama4ImageProcessor"}`,
+		`"Llama4ForConditionalGeneration"],"vision_config":{"image_size":4294967296,"patch_size":1,"pixel_shuffle_ratio":1}`:                                `{"image_processor_type":"Llama4ImageProcessor"}`,
+		`"InternVLChatModel"],"downsample_ratio":0.5,"vision_config":{"image_size":[448,448],"patch_size":14},"min_dynamic_patch":1,"max_dynamic_patch":12`: `{}`,
+		internChat: `{}`,
+		internChat + `,"min_dynamic_patch":1,"max_dynamic_patch":4096`: `{}`,
+		`"InternVLForConditionalGeneration"]`:                          `{"image_processor_type":"GotOcr2ImageProcessor","size":{"height":448,"width":224}}`,
+		`"InternS1ForConditionalGeneration"]`:                          `{"image_processor_type":"OtherProcessor","size":{"height":448,"width":448}}`,
+		`"DeepseekVLV2ForCausalLM"]`:                                   `{"patch_size":14,"downsample_ratio":2}`,
+		`"DeepseekOCRForCausalLM"],"image_token_id":6`:                 `{}`,
 	} {
 		if f, err := load(config, processor); !errors.Is(err, ErrUnknown) {
 			t.Errorf("%s %s: got %+v, %v, want ErrUnknown", config, processor, f, err)
@@ -277,6 +284,45 @@ func TestTilesAreThoseOfTheProcessors(t *testing.T) {
 			if patches[name] > 0 && tiles[0]*tiles[1] > 1 && columns != tiles[1]-1 {
 				t.Errorf("%s: %dx%d: got %d separators in the first row, want %d", name, w, h, columns, tiles[1]-1)
 			}
+		}
+	}
+}
+
+// cropped are families whose tokens crops.jsonl.gz has.
+var cropped = map[string][2]string{
+	"internvl":        {`"InternVLForConditionalGeneration"],"vision_config":{"image_size":[448,448]}`, `{"image_processor_type":"GotOcr2ImageProcessorFast","size":{"height":448,"width":448},"max_patches":12}`},
+	"internvl_chat":   {internChat + `,"min_dynamic_patch":1,"max_dynamic_patch":12,"dynamic_image_size":true,"use_thumbnail":true`, `{}`},
+	"internvl_chat_6": {internChat + `,"min_dynamic_patch":2,"max_dynamic_patch":6,"dynamic_image_size":true`, `{}`},
+	"internvl_chat_1": {internChat + `,"min_dynamic_patch":1,"max_dynamic_patch":12,"use_thumbnail":true`, `{}`},
+	"deepseek_ocr":    {`"DeepseekOCRForCausalLM"]`, `{}`},
+	"deepseek_vl2": {`"DeepseekVLV2ForCausalLM"]`, `{"patch_size":14,"downsample_ratio":2,"candidate_resolutions":[[384,384],[384,768],[768,384],[384,1152],[1152,384],[384,1536],[1536,384],
+		[768,768],[384,1920],[1920,384],[384,2304],[2304,384],[768,1152],[1152,768],[384,2688],[2688,384],[384,3072],[3072,384],[768,1536],[1536,768],[384,3456],[3456,384],[1152,1152]]}`},
+}
+
+const internChat = `"InternVLChatModel"],"downsample_ratio":0.5,"vision_config":{"image_size":448,"patch_size":14}`
+
+func TestCropsAreThoseOfTheProcessors(t *testing.T) {
+	for name, files := range cropped {
+		f, err := load(files[0], files[1])
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		sizes := map[int]bool{}
+		for _, row := range rows[map[string]int](t, "crops.jsonl.gz") {
+			got, at, ok := f.Append([]uint32{1, 2}, Image{Width: row["width"], Height: row["height"]}, false)
+			if !ok || at != 2 || len(got)-2 != row[name] {
+				t.Errorf("%s: %dx%d: got %d tokens at %d, %v, want %d", name, row["width"], row["height"], len(got)-2, at, ok, row[name])
+			}
+			if ends := got[2] == 8 && got[len(got)-1] == 9; ends != strings.HasPrefix(name, "internvl") || got[len(got)/2] != f.Token {
+				t.Errorf("%s: got %d ... %d ... %d", name, got[2], got[len(got)/2], got[len(got)-1])
+			}
+			sizes[len(got)] = true
+		}
+		if (len(sizes) > 3) == (name == "internvl_chat_1") {
+			t.Errorf("%s: got %d different numbers of tokens", name, len(sizes))
+		}
+		if _, _, ok := f.Append(nil, Image{Width: 50, Height: 60}, true); ok {
+			t.Errorf("%s: got tokens for an image whose sides may be exchanged, want none", name)
 		}
 	}
 }

@@ -36,6 +36,14 @@ type images struct {
 	list   []image
 }
 
+// front is the text for an image before a message's texts, "" if it is not known.
+func (i *images) front() string {
+	if i == nil {
+		return ""
+	}
+	return i.family.Front
+}
+
 func (i *images) count() int {
 	if i == nil {
 		return 0
@@ -106,7 +114,7 @@ func (m *Model) placeImages(res *Result, p *plan) {
 		limit = n
 	}
 	known := p.images.list
-	if marks != len(known) || p.keep != 0 {
+	if marks != len(known) || p.keep != 0 || f.Most > 0 && (p.isCut() || len(known) > f.Most) {
 		known = nil // the text contains the token too, or the prompt is truncated
 	}
 	out := make([]uint32, 0, len(ids)+min(256*len(known), limit))

@@ -331,6 +331,9 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 		}
 		text = text[:at]
 	}
+	if p.images.count() > 0 && p.images.family.Mark != "" {
+		text = strings.ReplaceAll(text, p.images.family.Mark, p.images.family.Text)
+	}
 	own := m.tokenizer(p.profile)
 	tok, space := conv.Tokenizer(own), m.space
 	if own != m.tok {

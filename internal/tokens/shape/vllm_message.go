@@ -304,8 +304,9 @@ func vllmCall(v jinja.Value) (jinja.Value, error) {
 // content flattens the parts, or wraps them if the template iterates over parts.
 func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 	flatten := role == roleTool
+	before := s.p.images.count()
 	var texts []string
-	front := false // media precede the texts
+	var front []string // media precede the texts
 	wrapped := []jinja.Value{}
 	add := func(text string) {
 		if s.openai {
@@ -339,9 +340,13 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 				return v, err
 			}
 			switch {
+			case media && !s.openai && !flatten && !s.p.isCut() && s.p.images.front() != "" && s.p.images.add(parts[i]):
+				front = append(front, s.p.images.front())
 			case media && !s.openai: // placeholders that the text does not contain precede it
+				if !s.p.isCut() {
+					front = append(front, mediaMark)
+				}
 				s.p.cutAtMedia()
-				front = true
 			case media && !flatten && !s.p.isCut() && s.p.images.add(parts[i]):
 				wrapped = append(wrapped, object(kv{"type", jinja.String("image")}))
 			case media:
@@ -357,7 +362,12 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 	if s.openai && !flatten {
 		return jinja.List(wrapped), nil
 	}
-	return joinBehind(front, texts), nil
+	if own := s.p.images.front(); own != "" && len(front) > 0 && strings.Contains(strings.Join(texts, "\n"), own) {
+		s.p.images.list = s.p.images.list[:before] // vLLM takes those in the text for some of the images
+		s.p.cutAtMedia()
+		front = []string{mediaMark}
+	}
+	return join(append(front, texts...), "\n"), nil
 }
 
 // joinBehind joins texts with newlines, after a media mark if media precede them. One mark is

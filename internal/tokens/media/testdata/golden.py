@@ -143,3 +143,44 @@ with gzip.open(here / "gemma.jsonl.gz", "wt") as out:
         ids, _, placeholders = gemma._apply_token_matches_with_placeholders(prompt, updates)
         found = [p.start_idx for p in placeholders.get("image", [])]
         print(json.dumps({"prompt": prompt, "ids": list(ids), "at": found if len(found) == images else None}), file=out)
+
+# Families that cut images into tiles of the nearest aspect ratio, and DeepSeek's: numbers of tokens, for the sizes above.
+from transformers import GotOcr2ImageProcessor  # noqa: E402
+from vllm.model_executor.models.deepseek_ocr import DeepseekOCRProcessingInfo  # noqa: E402
+from vllm.model_executor.models.deepseek_vl2 import DeepseekVL2ProcessingInfo  # noqa: E402
+from vllm.transformers_utils.processors.deepseek_vl2 import DeepseekVLV2Processor  # noqa: E402
+from vllm.transformers_utils.processors.internvl import InternVLImageProcessor, InternVLProcessor  # noqa: E402
+
+CANDIDATES = [[384, 384], [384, 768], [768, 384], [384, 1152], [1152, 384], [384, 1536], [1536, 384], [768, 768], [384, 1920], [1920, 384], [384, 2304],
+              [2304, 384], [768, 1152], [1152, 768], [384, 2688], [2688, 384], [384, 3072], [3072, 384], [768, 1536], [1536, 768], [384, 3456], [3456, 384],
+              [1152, 1152]]
+vl2 = object.__new__(DeepseekVL2ProcessingInfo)
+candidates = object.__new__(DeepseekVLV2Processor)
+candidates.candidate_resolutions, candidates.image_size, candidates.patch_size, candidates.downsample_ratio = CANDIDATES, 384, 14, 2
+vl2.get_hf_processor = lambda: candidates
+got = GotOcr2ImageProcessor(size={"height": 448, "width": 448}, min_patches=1, max_patches=12)
+
+
+def chat(least, most, dynamic, thumbnail):
+    processor = object.__new__(InternVLProcessor)
+    processor.image_processor = InternVLImageProcessor(448, least, most, dynamic, thumbnail)
+    processor.image_seq_length = 256
+    return processor
+
+
+CHATS = {"internvl_chat": chat(1, 12, True, True), "internvl_chat_6": chat(2, 6, True, False), "internvl_chat_1": chat(1, 12, False, True)}
+with gzip.open(here / "crops.jsonl.gz", "wt") as out:
+    for n, (w, h) in enumerate(SIZES):
+        row = {"width": w, "height": h}
+        row["internvl"] = 2 + 256 * got.get_number_of_image_patches(h, w, {"crop_to_patches": True})
+        for name, processor in CHATS.items():
+            row[name] = 2 + processor.get_num_image_tokens(image_width=w, image_height=h)
+            if n % 40 == 0 and max(w, h) < 3000:  # what it says is what it does
+                pixels = processor.image_processor(Image.new("RGB", (w, h)))["image_num_patches"]
+                assert row[name] == 2 + 256 * pixels[0], (name, w, h)
+        if n % 40 == 0 and max(w, h) < 3000:
+            pixels = got([Image.new("RGB", (w, h))], crop_to_patches=True)
+            assert row["internvl"] == 2 + 256 * int(pixels["num_patches"][0]), (w, h)
+        row["deepseek_ocr"] = DeepseekOCRProcessingInfo.get_num_image_tokens(None, image_width=w, image_height=h)
+        row["deepseek_vl2"] = vl2.get_num_image_tokens(image_width=w, image_height=h)
+        print(json.dumps(row), file=out)
