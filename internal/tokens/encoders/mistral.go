@@ -125,6 +125,9 @@ func mistralParse(msg *jinja.Dict) (m mistralMessage, err error) {
 	var chunks []mistralChunk
 	said, isText := content.AsString()
 	parts, isList := content.AsList()
+	if d, ok := content.AsDict(); ok && d.Len() == 0 { // vLLM iterates over it
+		isList = true
+	}
 	switch {
 	case isText:
 		chunks = []mistralChunk{{chunkText, said}}
