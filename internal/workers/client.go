@@ -42,6 +42,9 @@ var engineSeries = map[string]series{
 // requests.
 const maxGauge = 1 << 31
 
+// maxRanks bounds the ranks of a page: a worker has no more.
+const maxRanks = 1024
+
 // parseLoads scans a Prometheus text page for the three gauges of an engine. It reads only
 // complete lines and skips unknown ones.
 func parseLoads(page []byte, engine string) []RankLoad {
@@ -50,15 +53,7 @@ func parseLoads(page []byte, engine string) []RankLoad {
 		return nil
 	}
 	var out []RankLoad
-	at := func(rank int32) *RankLoad {
-		for i := range out {
-			if out[i].Rank == rank {
-				return &out[i]
-			}
-		}
-		out = append(out, RankLoad{Rank: rank})
-		return &out[len(out)-1]
-	}
+	at := map[int32]int{} // places in out
 	fields := []struct {
 		name []byte
 		set  func(*RankLoad, float64)
@@ -80,9 +75,18 @@ func parseLoads(page []byte, engine string) []RankLoad {
 				continue
 			}
 			rank, value, ok := sample(rest, names.rank)
-			if ok {
-				f.set(at(rank), value)
+			if !ok {
+				continue
 			}
+			i, known := at[rank]
+			if !known && len(out) == maxRanks {
+				continue
+			}
+			if !known {
+				i, at[rank] = len(out), len(out)
+				out = append(out, RankLoad{Rank: rank})
+			}
+			f.set(&out[i], value)
 		}
 	}
 	return out

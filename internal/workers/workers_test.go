@@ -420,6 +420,31 @@ sglang:token_usage{model_name="m",dp_rank="1",tp_rank="0"} 0.75`, []RankLoad{{1,
 	}
 }
 
+// An engine that names more ranks than a worker may have costs no more than a long page, and the ranks that fit are all read.
+func TestRanksOfAPageAreBounded(t *testing.T) {
+	named := func(n int) []byte {
+		var b bytes.Buffer
+		for i := range n {
+			fmt.Fprintf(&b, "vllm:num_requests_running{engine=\"%d\"} 2\n", i)
+		}
+		for i := range n {
+			fmt.Fprintf(&b, "vllm:num_requests_waiting{engine=\"%d\"} 3\n", i)
+		}
+		return b.Bytes()
+	}
+	for _, n := range []int{maxRanks, maxRanks + 1, 5 * maxRanks} {
+		loads := parseLoads(named(n), "vllm")
+		if len(loads) != maxRanks {
+			t.Errorf("%d ranks: got %d, want %d", n, len(loads), maxRanks)
+		}
+		for i, l := range loads {
+			if want := (RankLoad{int32(i), 2, 3, 0}); l != want {
+				t.Fatalf("%d ranks: got %+v, want %+v", n, l, want)
+			}
+		}
+	}
+}
+
 func FuzzParseLoads(f *testing.F) {
 	for _, engine := range []string{"vllm", "sglang", "trtllm"} {
 		f.Add([]byte(page), engine, "", uint8(3), uint32(2))
