@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82368
+	totalLimit = 82520
 	totalGoal  = 62000
 )
 
@@ -33,14 +33,14 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 20920, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28590, 22000, []string{"internal/tokens"}},
-	{"fleet", 4544, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"heart", 20930, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"tokens", 28730, 22000, []string{"internal/tokens"}},
+	{"fleet", 4550, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1680, 1300, []string{"internal/observe"}},
-	{"decide", 3120, 1700, []string{"internal/decide"}},
+	{"decide", 3110, 1700, []string{"internal/decide"}},
 	{"replicas", 2470, 2200, []string{"internal/replicas"}},
 	{"lab", 11690, 11700, []string{"internal/lab"}},
-	{"rim", 9383, 6000, []string{
+	{"rim", 9390, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

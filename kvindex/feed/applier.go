@@ -163,7 +163,9 @@ func (a *applier) apply(payload []byte, c Cursor) {
 			continue // dropped above
 		}
 		if more := sameRemovals(b.Events[i:]); more > 1 {
-			a.removed = a.removed[:0]
+			if a.removed = a.removed[:0]; cap(a.removed) > maxKept {
+				a.removed = nil
+			}
 			for _, e := range b.Events[i : i+more] {
 				a.removed = append(a.removed, e.Hashes...)
 			}

@@ -89,7 +89,14 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 	return &d.batch, err
 }
 
+// maxKept bounds the elements of each buffer that is kept for the next payload. A stored event of a long prompt has as many
+// tokens; one of 64 MiB may have needed a gigabyte.
+const maxKept = 1 << 17
+
 func (d *Decoder) reset() {
+	if max(cap(d.batch.Events), cap(d.hashes), cap(d.tokens), cap(d.extra), cap(d.media)) > maxKept {
+		d.batch.Events, d.hashes, d.tokens, d.extra, d.media = nil, nil, nil, nil, nil
+	}
 	d.batch.Time, d.batch.Rank = 0, kvindex.NoRank
 	d.batch.Events, d.batch.Dropped = d.batch.Events[:0], d.batch.Dropped[:0]
 	d.hashes, d.tokens, d.extra, d.media = d.hashes[:0], d.tokens[:0], d.extra[:0], d.media[:0]
@@ -207,12 +214,15 @@ func digestHash(b []byte) kvindex.EngineHash {
 // interner converts bytes that repeat to strings, without an allocation for each.
 type interner map[string]string
 
-// maxInterned limits the table, because salts come from clients.
-const maxInterned = 4096
+// maxInterned limits the strings of the table, and maxName the length of each in bytes, because salts come from clients.
+const maxInterned, maxName = 4096, 256
 
 func (in *interner) get(b []byte) string {
 	if len(b) == 0 {
 		return ""
+	}
+	if len(b) > maxName {
+		return string(b)
 	}
 	if s, ok := (*in)[string(b)]; ok {
 		return s
