@@ -101,6 +101,8 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 		{"no events configured", fmt.Sprintf(`address: %q, models: [demo]`, sim.Addr()), "no events.endpoint", "worker w: no events.endpoint", "no_events"},
 		{"wrong address of events", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "tcp://127.0.0.1:1"}`, sim.Addr()),
 			`"endpoint":"tcp://127.0.0.1:1","reason":"unreachable"`, "worker w: no events of w from tcp://127.0.0.1:1: ", "events_unreachable"},
+		{"wrong address of one rank's events", fmt.Sprintf(`address: %q, models: [demo], ranks: 2, events: {endpoint: "tcp://127.0.0.1:1"}`, sim.Addr()),
+			`"target":"w/1","endpoint":"tcp://127.0.0.1:2"`, "worker w: no events of w/1 from tcp://127.0.0.1:2: zmtp: dial tcp 127.0.0.1:2: connect: connection refused", "events_unreachable"},
 		{"no relay pushes", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "push:"}`, sim.Addr()), "no relay pushes events", "no relay pushes events", "no_relay"},
 		{"events behind NAT", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "tcp://%s"}`, sim.Addr(), hung.Addr()),
 			`"reason":"unreachable","detail":"zmtp: read greeting: `, "worker w: no events of w from tcp://" + hung.Addr().String() + ": zmtp: read greeting: ", "events_unreachable"},
@@ -162,7 +164,7 @@ workers:
 				return status == http.StatusOK && strings.Contains(body, "\nwarning: ") && strings.Contains(body, c.warning)
 			})
 			until(t, admin+"/metrics", func(_ int, body string) bool {
-				return strings.Contains(body, `kvlane_worker_warnings{reason="`+c.reason+`",worker="w"} 1`)
+				return strings.Contains(body, `kvlane_worker_warnings{reason="`+c.reason+`",worker="w"} `) // as many as ranks have it
 			})
 			if _, body := page(t, admin+"/debug/workers"); !strings.Contains(body, `"warnings": [`) {
 				t.Errorf("/debug/workers: got %s, want the warning", body)

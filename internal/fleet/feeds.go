@@ -250,6 +250,16 @@ func (s *sink) slot(t kvindex.Target) (slot kvindex.Slot, at int, ok bool) {
 	return 0, 0, false
 }
 
+// address is where a target's events come from: the ranks' ports count up, unless one poll serves all.
+func (s *sink) address(t kvindex.Target) string {
+	if _, at, ok := s.slot(t); ok {
+		if own, err := workers.RankEndpoint(s.m.Events.Endpoint, at); err == nil {
+			return own
+		}
+	}
+	return s.m.Events.Endpoint
+}
+
 func (s *sink) BeginBatch(kvindex.Target) { s.fleet.feeds.snapshot.RLock() }
 
 func (s *sink) EndBatch(t kvindex.Target, c feed.Cursor) {
@@ -305,7 +315,7 @@ func (s *sink) State(t kvindex.Target, state feed.State, why feed.Reason) {
 }
 
 func (s *sink) Warn(t kvindex.Target, why feed.Reason, detail string) {
-	s.fleet.Log.Warn().Stringer("target", t).Str("endpoint", s.m.Events.Endpoint).Str("reason", string(why)).Str("detail", observe.ClipTo(detail, observe.MaxText)).Msg("feed warning")
+	s.fleet.Log.Warn().Stringer("target", t).Str("endpoint", s.address(t)).Str("reason", string(why)).Str("detail", observe.ClipTo(detail, observe.MaxText)).Msg("feed warning")
 }
 
 var _ feed.Batcher = (*sink)(nil)

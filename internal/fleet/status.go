@@ -17,11 +17,10 @@ func (f *Fleet) Status(loads []observe.TargetLoad) []observe.WorkerStatus {
 	for _, t := range f.index.Stats().Targets {
 		blocks[t.Target] = t.Held[kvindex.Device]
 	}
-	lastError := map[string]string{}
+	lastError := map[kvindex.Target]string{}
 	for _, s := range f.FeedStatus() {
-		lastError[s.Worker] = observe.ClipTo(s.LastError, observe.MaxText)
 		for _, t := range s.Targets {
-			feeds[t.Target] = t.State
+			feeds[t.Target], lastError[t.Target] = t.State, observe.ClipTo(s.LastError, observe.MaxText)
 		}
 	}
 	out := []observe.WorkerStatus{}
@@ -48,7 +47,7 @@ func (f *Fleet) Status(loads []observe.TargetLoad) []observe.WorkerStatus {
 			if state, ok := feeds[e.Target]; ok {
 				r.Feed = state.String()
 				if state != feed.Live {
-					r.FeedError = lastError[row.Name]
+					r.FeedError = lastError[e.Target]
 				}
 			}
 			w.Ranks = append(w.Ranks, r)

@@ -188,7 +188,7 @@ func (f *Fleet) Warnings() []observe.Warning {
 			case m.Events.Endpoint == config.PushEndpoint:
 				add(s.Worker, "no_relay", "no relay pushes events of %s", t.Target)
 			case s.LastError != "" || s.Connects == 0:
-				add(s.Worker, "events_unreachable", "no events of %s from %s: %s", t.Target, m.Events.Endpoint, cmp.Or(s.LastError, "no connection yet"))
+				add(s.Worker, "events_unreachable", "no events of %s from %s: %s", t.Target, m.feed.sink.address(t.Target), cmp.Or(s.LastError, "no connection yet"))
 			}
 		}
 		unfit := feed.Refused + ": " + feed.Reason(kvindex.ErrBlockSize.Error())

@@ -35,7 +35,7 @@ var rooms = []struct {
 }{
 	{"heart", 20930, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28730, 22000, []string{"internal/tokens"}},
-	{"fleet", 4550, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4560, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1680, 1300, []string{"internal/observe"}},
 	{"decide", 3110, 1700, []string{"internal/decide"}},
 	{"replicas", 2470, 2200, []string{"internal/replicas"}},
