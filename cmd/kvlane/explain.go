@@ -25,6 +25,7 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 	export := f.Bool("export", false, "print the decision with its state as JSON (POST /debug/record before the request)")
 	rerun := f.String("rerun", "", "make the decision in `file` again and compare")
 	last := f.Bool("last", false, "show the newest decision")
+	asJSON := f.Bool("json", false, "print the decision as JSON")
 	if err := parse(io, f, args, 1); err != nil {
 		return err
 	}
@@ -49,7 +50,11 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	answer, err := c.get(ctx, path, "text/plain")
+	accept := "text/plain"
+	if *asJSON {
+		accept = "application/json"
+	}
+	answer, err := c.get(ctx, path, accept)
 	if err != nil {
 		return err
 	}
@@ -58,10 +63,19 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 	if err != nil {
 		return err
 	}
+	if *last && *asJSON {
+		var list []json.RawMessage
+		if err := json.Unmarshal(body, &list); err != nil {
+			return err
+		}
+		if body = nil; len(list) > 0 {
+			body = append(list[0], '\n')
+		}
+	}
 	if *last && len(body) == 0 {
 		return errors.New("no decision is kept (explain.keep)")
 	}
-	if !*export {
+	if !*export && !*asJSON {
 		body = []byte(observe.Printable(string(body)))
 	}
 	_, err = io.out.Write(body)

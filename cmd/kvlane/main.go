@@ -78,7 +78,7 @@ func commands() []command {
 		{"record", "[--out FILE]", "write live traffic as a trace for kvlane replay", runRecord,
 			"record --out trace.jsonl --duration 10m"},
 		{"explain", "REQUEST-ID|--last", "show how a request was decided", runExplain,
-			"explain --last\nexplain --rerun decision.json"},
+			"explain --last\nexplain --last --json\nexplain --rerun decision.json"},
 		{"replay", "--trace FILE", "compare policies on a trace or a generated workload", runReplay,
 			"replay --trace trace.jsonl --load 2.5"},
 		{"schema", "", "print the JSON schema of the configuration", runSchema,

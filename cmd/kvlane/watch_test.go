@@ -109,14 +109,23 @@ func TestDecisionsInATerminal(t *testing.T) {
 	if code, out, _ := kvlane("", append([]string{"explain", "--last"}, args...)...); code != 0 || !strings.HasPrefix(out, "second") || !strings.HasSuffix(out, "\nwarning: worker a: gone\n") {
 		t.Errorf("explain --last: got code %d, %q, want the newest decision and the warnings", code, out)
 	}
+	for _, which := range []string{"second", "--last"} { // one object, whichever way it was asked for
+		var one struct{ ID, Target string }
+		code, out, errs := kvlane("", append([]string{"explain", "--json", which}, args...)...)
+		if err := json.Unmarshal([]byte(out), &one); code != 0 || err != nil || one.ID != "second" || one.Target != "a/0" || !strings.HasSuffix(out, "\n") {
+			t.Errorf("explain --json %s: got code %d, %q, %s, %v, want the decision as one object", which, code, out, errs, err)
+		}
+	}
 	for _, more := range [][]string{{}, {"x", "--last"}, {"--last", "--export"}} {
 		if code, _, _ := kvlane("", append(append([]string{"explain"}, more...), args...)...); code != 2 {
 			t.Errorf("explain %v: got code %d, want 2", more, code)
 		}
 	}
 	empty, _ := watched(t, observe.Status{})
-	if code, _, errs := kvlane("", append([]string{"explain", "--last"}, empty...)...); code != 1 || !strings.Contains(errs, "explain.keep") {
-		t.Errorf("no decision: got code %d, %q, want 1", code, errs)
+	for _, flags := range [][]string{{"explain", "--last"}, {"explain", "--last", "--json"}} {
+		if code, _, errs := kvlane("", append(flags, empty...)...); code != 1 || !strings.Contains(errs, "explain.keep") {
+			t.Errorf("%v: no decision: got code %d, %q, want 1", flags, code, errs)
+		}
 	}
 }
 
