@@ -26,3 +26,6 @@ func (t Target) String() string {
 // tables are indexed by it too. A slot is reused only after its target was dropped and
 // everything that it held has been forgotten.
 type Slot uint32
+
+// IsZero reports whether the slot is that of no target, so that JSON can leave it out (omitzero).
+func (s Slot) IsZero() bool { return s == ^Slot(0) }

@@ -15,7 +15,7 @@
 //	r.Release(now, plan.Reservation)    // the request has ended, in whatever way
 //
 // Pick chooses and books in one step, so that requests of a burst see each other. A
-// Policy is a set of stages (eligible, suspect, sticky, cap, ttft, warm-up, first turn, gate,
+// Policy is a set of stages (eligible, suspect, sticky, cap, ttft, warm_up, first_turn, gate,
 // cost, pick), most of which can be off; a preset is a Policy with a name. Each stage
 // adds a line to the Explanation if Pick gets one.
 //

@@ -40,7 +40,7 @@ const (
 // reservation is the load that one plan put on its targets.
 type reservation struct {
 	Decode     kvindex.Slot `json:"decode"`
-	Prefill    kvindex.Slot `json:"prefill"`
+	Prefill    kvindex.Slot `json:"prefill,omitzero"`
 	decodeGen  uint32
 	prefillGen uint32
 	// Miss is the uncached tokens on the target that computes the prompt: Prefill if

@@ -62,7 +62,7 @@ func (d *decision) warmUp() bool {
 	for i := range d.cands {
 		if !d.r.targets[d.cands[i].slot].warm {
 			d.take(&d.cands[i], ViaWarmUp)
-			d.ex.sayf("warm-up", "%s has not served yet", d.r.targets[d.out.slot].name)
+			d.ex.sayf("warm_up", "%s has not served yet", d.r.targets[d.out.slot].name)
 			return true
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -384,4 +385,32 @@ func TestReplicasShareBookings(t *testing.T) {
 			t.Fatal("load is left")
 		}
 	})
+}
+
+// What earlier versions wrote is read as what it means now, and written so: no target is left out, and names are in snake_case.
+func TestPlansOfEarlierVersions(t *testing.T) {
+	for earlier, want := range map[string]Plan{
+		`{"decode":1,"prefill":4294967295,"via":"first turn","degraded":"unknown model"}`:          {Decode: 1, Prefill: NoSlot, Via: ViaFirstTurn, Degraded: DegradedModel},
+		`{"decode":1,"prefill":0,"via":"warm-up","degraded":"no decode target"}`:                   {Decode: 1, Prefill: 0, Via: ViaWarmUp, Degraded: DegradedNoDecode},
+		`{"decode":1,"prefill":2,"via":"cost","degraded":"no prefill target"}`:                     {Decode: 1, Prefill: 2, Via: ViaCost, Degraded: DegradedNoPrefill},
+		`{"decode":1,"prefill":4294967295,"via":"cost","degraded":"a target has no fresh report"}`: {Decode: 1, Prefill: NoSlot, Via: ViaCost, Degraded: DegradedNoReport},
+		`{"decode":1,"via":"first_turn","degraded":"model_unknown"}`:                               {Decode: 1, Prefill: NoSlot, Via: ViaFirstTurn, Degraded: DegradedModel},
+	} {
+		var plan, again Plan
+		if err := json.Unmarshal([]byte(earlier), &plan); err != nil || plan != want {
+			t.Errorf("%s: got %+v, %v, want %+v", earlier, plan, err, want)
+		}
+		text, err := json.Marshal(want)
+		if err != nil || strings.Contains(string(text), `"prefill"`) != (want.Prefill != NoSlot) || strings.ContainsAny(string(text), " -") {
+			t.Errorf("got %s, %v, want a prefill target only where there is one, and no spaces in names", text, err)
+		}
+		if err := json.Unmarshal(text, &again); err != nil || again != want {
+			t.Errorf("%s: got %+v, %v, want %+v", text, again, err, want)
+		}
+	}
+	for _, other := range []string{`{"decode":1,"wait":3}`} {
+		if err := json.Unmarshal([]byte(other), new(Plan)); err == nil {
+			t.Errorf("%s: got no error, want one about a key that is not known", other)
+		}
+	}
 }

@@ -86,25 +86,25 @@ const (
 	ViaSticky    Via = "sticky"
 	ViaImplicit  Via = "implicit"
 	ViaFirstTurn Via = "first_turn"
-	ViaWarmUp    Via = "warm-up"
+	ViaWarmUp    Via = "warm_up"
 )
 
 // Degradation names knowledge that a decision lacked.
 type Degradation string
 
 const (
-	DegradedModel     Degradation = "unknown model"
-	DegradedNoPrefill Degradation = "no prefill target"
-	DegradedNoDecode  Degradation = "no decode target"
-	DegradedNoReport  Degradation = "a target has no fresh report"
+	DegradedModel     Degradation = "model_unknown"
+	DegradedNoPrefill Degradation = "no_prefill_target"
+	DegradedNoDecode  Degradation = "no_decode_target"
+	DegradedNoReport  Degradation = "a_target_has_no_fresh_report"
 )
 
 // Plan is a decision, already booked.
 type Plan struct {
 	// Decode is the target that the request is sent to.
 	Decode kvindex.Slot `json:"decode"`
-	// Prefill computes the prompt first; NoSlot if Decode does.
-	Prefill kvindex.Slot `json:"prefill"`
+	// Prefill computes the prompt first; NoSlot if Decode does, which JSON leaves out.
+	Prefill kvindex.Slot `json:"prefill,omitzero"`
 	// RankFree reports whether only a worker was chosen: name no rank to the engine.
 	RankFree bool `json:"rank_free,omitempty"`
 	// Reservation must be given back with Release.

@@ -1,11 +1,14 @@
 package routing
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"sort"
+	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -88,7 +91,7 @@ type SlabState struct {
 // ConversationState is one conversation, least recently used first.
 type ConversationState struct {
 	Key  Key          `json:"key"`
-	Slot kvindex.Slot `json:"slot"`
+	Slot kvindex.Slot `json:"slot,omitzero"`
 	Path []uint64     `json:"path,omitempty"`
 	// Turns is the number of its turns that count for PoolState.Returning.
 	Turns uint32 `json:"turns,omitempty"`
@@ -332,6 +335,40 @@ type Decision struct {
 	// Plan is what was decided; Error if nothing was.
 	Plan  Plan   `json:"plan"`
 	Error string `json:"error,omitempty"`
+}
+
+// UnmarshalJSON reads a slot that is left out as NoSlot, and names of earlier versions.
+func (p *Plan) UnmarshalJSON(text []byte) error {
+	type plain Plan
+	*p = Plan{Prefill: NoSlot}
+	err := strict(text, (*plain)(p))
+	p.Via = cmp.Or(map[Via]Via{"first turn": ViaFirstTurn, "warm-up": ViaWarmUp}[p.Via], p.Via)
+	p.Degraded = Degradation(strings.ReplaceAll(string(p.Degraded), " ", "_"))
+	if p.Degraded == "unknown_model" {
+		p.Degraded = DegradedModel
+	}
+	return err
+}
+
+// UnmarshalJSON reads a slot that is left out as NoSlot.
+func (s *SlabState) UnmarshalJSON(text []byte) error {
+	type plain SlabState
+	*s = SlabState{reservation: reservation{Prefill: NoSlot}}
+	return strict(text, (*plain)(s))
+}
+
+// UnmarshalJSON reads a slot that is left out as NoSlot.
+func (s *ConversationState) UnmarshalJSON(text []byte) error {
+	type plain ConversationState
+	*s = ConversationState{Slot: NoSlot}
+	return strict(text, (*plain)(s))
+}
+
+// strict refuses keys that it does not know: a record of a version with other keys must not be decided again without them.
+func strict(text []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	return d.Decode(into)
 }
 
 // PickRecorded is Pick, and returns the decision with the state before it. It copies

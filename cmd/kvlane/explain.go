@@ -106,9 +106,6 @@ func rerunDecision(io streams, file string) error {
 	if err := strict.Decode(&d); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	if d.Plan.Via == "first turn" { // of an earlier version
-		d.Plan.Via = routing.ViaFirstTurn
-	}
 	if d.State == nil {
 		return fmt.Errorf("%s: not an exported decision: it has no state", file)
 	}

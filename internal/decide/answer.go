@@ -16,7 +16,7 @@ import (
 const (
 	degradedPartial     = "body_not_seen"
 	degradedBody        = "body_not_read"
-	degradedModel       = "model_unknown"
+	degradedModel       = string(routing.DegradedModel)
 	degradedTokenizer   = "no_tokenizer"
 	degradedSuspended   = "tokenizer_differs"
 	degradedRefused     = "engine_would_refuse"
@@ -25,15 +25,9 @@ const (
 	degradedShortPrompt = "shorter_than_a_block"
 	degradedDeadline    = "deadline"
 	degradedPrefill     = "prefill_failed"
-	degradedNoPrefill   = "no_prefill_target"
-	degradedNoDecode    = "no_decode_target"
-	degradedReport      = "a_target_has_no_fresh_report"
+	degradedNoPrefill   = string(routing.DegradedNoPrefill)
+	degradedNoDecode    = string(routing.DegradedNoDecode)
 )
-
-// degradedBy names the router's degradations as the metric does.
-var degradedBy = map[routing.Degradation]string{
-	routing.DegradedModel: degradedModel, routing.DegradedNoPrefill: degradedNoPrefill, routing.DegradedNoDecode: degradedNoDecode, routing.DegradedNoReport: degradedReport,
-}
 
 // degradations are the reasons above that can occur in any installation; their counters are
 // created at start.

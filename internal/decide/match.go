@@ -27,7 +27,7 @@ func (j *job) match(in *input, t *tokens) {
 		case use.Reads == 0:
 			j.entry.Cache = "unread"
 		case use.Reads < t.count:
-			j.entry.Cache = "read in part"
+			j.entry.Cache = "read_in_part"
 		}
 		if use.NotStored {
 			return

@@ -116,7 +116,7 @@ func (w *work) pick(ctx context.Context) (*placed, error) {
 	}
 	w.ex = nil
 	if p.plan.Degraded == routing.DegradedNoDecode || p.plan.Degraded != "" && w.degraded == "" {
-		w.degraded = degradedBy[p.plan.Degraded]
+		w.degraded = string(p.plan.Degraded)
 	}
 	w.took(observe.StagePlan)
 	if p.plan.Prefill != routing.NoSlot {

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82540
+	totalLimit = 82570
 	totalGoal  = 62000
 )
 
@@ -33,11 +33,11 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 20930, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 20970, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28730, 22000, []string{"internal/tokens"}},
 	{"fleet", 4560, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1680, 1300, []string{"internal/observe"}},
-	{"decide", 3110, 1700, []string{"internal/decide"}},
+	{"decide", 3100, 1700, []string{"internal/decide"}},
 	{"replicas", 2470, 2200, []string{"internal/replicas"}},
 	{"lab", 11690, 11700, []string{"internal/lab"}},
 	{"rim", 9400, 6000, []string{

@@ -43,7 +43,7 @@ type Entry struct {
 	FirstTurn bool  `json:"first_turn,omitempty"`
 	Matched   int64 `json:"matched_tokens"`
 	Miss      int64 `json:"miss_tokens"`
-	// Cache is "unread" or "read in part" if the request makes the engine read less than it has cached.
+	// Cache is "unread" or "read_in_part" if the request makes the engine read less than it has cached.
 	Cache        string   `json:"cache,omitempty"`
 	Prefill      string   `json:"prefill,omitempty"`
 	PrefillNotes []string `json:"prefill_notes,omitempty"`
