@@ -16,8 +16,9 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
-// hubPatience bounds how long the model hub is waited for. It is below the chart's probes.startupSeconds.
-const hubPatience = 90 * time.Second
+// hubPatience bounds how long the model hub is waited for. It is below the chart's probes.startupSeconds. If the hub has not
+// answered by then, it is asked again after retryFirst, and then after twice the time each, up to retryLast. Tests shorten them.
+var hubPatience, retryFirst, retryLast = 90 * time.Second, 30 * time.Second, 10 * time.Minute
 
 // openTokenizer returns the files of a tokenizer: of a folder, of the binary, or of the model hub.
 func openTokenizer(ctx context.Context, io streams, name string) (fs.FS, error) {
@@ -55,6 +56,12 @@ func openHub(ctx context.Context, cache hub.Cache, tokenizer string) (*hub.Snaps
 type hubError struct{ error }
 
 func (e hubError) Unwrap() error { return e.error }
+
+// hubAway reports whether an error is that of a model hub which may answer later.
+func hubAway(err error) bool {
+	_, ok := errors.AsType[hubError](err)
+	return ok && !errors.Is(err, hub.ErrRefused)
+}
 
 // checkLock returns an error if the files have not the hash of tokenizer_lock.
 func checkLock(m config.Model, s *hub.Snapshot) error {

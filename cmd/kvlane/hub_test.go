@@ -306,3 +306,58 @@ func TestAdviceForAModelHub(t *testing.T) {
 		t.Errorf("got %v, want advice for the hub", err)
 	}
 }
+
+// A hub that was away is asked again, at the start and after a change of the file, without a signal or another change; one that
+// refuses is not.
+func TestServeAsksAHubAgain(t *testing.T) {
+	defer zerolog.SetGlobalLevel(zerolog.GlobalLevel())
+	defer func(patience, first, last time.Duration) { hubPatience, retryFirst, retryLast = patience, first, last }(hubPatience, retryFirst, retryLast)
+	hubPatience, retryFirst, retryLast = 2*time.Second, 10*time.Millisecond, 40*time.Millisecond
+	status, requests := hubOf(t, qwen3(t))
+	status.Store(503)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin := l.Addr().String()
+	_ = l.Close()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "k.yaml")
+	write := func(tokenizer string) {
+		text := "listen: {address: \"unix:" + dir + "/s\"}\nadmin: {address: \"" + admin + "\"}\nmodels: [{name: m, tokenizer: \"" + tokenizer + "\"}]\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("hf:Org/Model")
+	ctx, stop := context.WithCancel(t.Context())
+	var log logged
+	done := make(chan int)
+	go func() {
+		done <- run(ctx, streams{in: strings.NewReader(""), out: io.Discard, err: &log}, []string{"serve", "--config", file})
+	}()
+	defer func() { stop(); <-done }()
+	for !strings.Contains(log.String(), `"serving"`) {
+		time.Sleep(time.Millisecond)
+	}
+	ready := "http://" + admin + "/readyz"
+	until(t, ready, func(_ int, body string) bool {
+		return strings.Contains(body, "model m is routed by load: ") && strings.Contains(body, "the hub is asked again in 10ms and then at least every 40ms")
+	})
+	status.Store(0)
+	until(t, ready, func(status int, body string) bool { return body == "ok\n" })
+
+	status.Store(503)
+	write("hf:Org/Model@" + hubCommit[:39] + "0")
+	const rejected = "the configuration on disk is rejected, the running one stays: "
+	until(t, ready, func(_ int, body string) bool {
+		return strings.Contains(body, rejected) && strings.Contains(body, "; it is read again in ")
+	})
+	status.Store(404)
+	until(t, ready, func(_ int, body string) bool { return strings.Contains(body, rejected) && !strings.Contains(body, "read again in") })
+	asked := requests.Load()
+	time.Sleep(5 * retryLast)
+	if now := requests.Load(); now != asked {
+		t.Errorf("got %d more requests to a hub that refuses, want none", now-asked)
+	}
+}

@@ -38,7 +38,11 @@ func loadModels(ctx context.Context, c *config.Config, metrics *observe.Metrics,
 		case errors.Is(err, models.ErrUnknown), errors.Is(err, fs.ErrNotExist) && !strings.HasPrefix(c.Models[i].Tokenizer, hub.Prefix):
 			return nil, config.ProblemsError{partProblem(c, i, err)}
 		default:
-			s.Refused = partProblem(c, i, err).Message + "; it is read again when Kvlane starts or its keys change"
+			again := "it is read again when Kvlane starts or its keys change"
+			if s.Away = hubAway(err); s.Away {
+				again = fmt.Sprintf("the hub is asked again in %s and then at least every %s", retryFirst, retryLast)
+			}
+			s.Refused = partProblem(c, i, err).Message + "; " + again
 			instead := "this model is routed by load"
 			if s.Remote != nil {
 				instead = "check.renderer computes all its ids"
@@ -81,22 +85,31 @@ func newModel(ctx context.Context, m config.Model, metrics *observe.Metrics, log
 	return s, nil
 }
 
-// reloadModels returns the models with those loaded anew whose keys have changed.
-func (s *service) reloadModels(ctx context.Context, c *config.Config, keys []string) ([]*fleet.Model, error) {
+// away reports whether a model waits for a hub that did not answer.
+func (s *service) away() bool { return slices.ContainsFunc(s.models, func(m *fleet.Model) bool { return m.Away }) }
+
+// reloadModels returns the models with those loaded anew whose keys have changed, or if none has, whose hub was away: other
+// changes do not wait for it. With an error that may pass, away is set.
+func (s *service) reloadModels(ctx context.Context, c *config.Config, keys []string) (list []*fleet.Model, away bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, hubPatience)
 	defer cancel()
-	list := slices.Clone(s.models)
+	list = slices.Clone(s.models)
 	for i := range list {
-		if !config.Retokenizes(i, keys) {
+		changed := config.Retokenizes(i, keys)
+		if again := list[i].Away && len(keys) == 0; !changed && !again {
+			away = away || list[i].Away
 			continue
 		}
 		m, err := newModel(ctx, c.Models[i], s.metrics, s.log)
-		if err != nil {
-			return nil, config.ProblemsError{partProblem(c, i, err)}
+		away = away || hubAway(err)
+		switch {
+		case err == nil:
+			list[i] = m
+		case changed:
+			return nil, away, config.ProblemsError{partProblem(c, i, err)}
 		}
-		list[i] = m
 	}
-	return list, nil
+	return list, away, nil
 }
 
 func renderOutcome(err error) string {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -90,14 +91,23 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	log.Info().Str("version", version).Str("listen", c.Listen.Address).Str("admin", s.admin.Addr().String()).Msg("serving")
 	poll := time.NewTicker(reloadPoll)
 	defer poll.Stop()
+	retry := time.NewTimer(cmp.Or(s.retry, math.MaxInt64))
+	defer retry.Stop()
+	reload := func() {
+		s.reload(ctx, *file, load)
+		retry.Reset(cmp.Or(s.retry, math.MaxInt64))
+	}
 	for serving := true; serving; {
 		select {
 		case <-hangUp:
-			s.reload(ctx, *file, load)
+			reload()
+			continue
+		case <-retry.C:
+			reload()
 			continue
 		case <-poll.C:
 			if _, changed, err := watch.Changed(); changed {
-				s.reload(ctx, *file, load)
+				reload()
 			} else if err != nil && *file != "" {
 				log.Error().Err(err).Msg("the configuration cannot be read: the running one stays")
 			}
@@ -144,6 +154,7 @@ type service struct {
 	tracer     *observe.Tracer
 	log        zerolog.Logger
 	models     []*fleet.Model // those of the decider
+	retry      time.Duration  // until the configuration is read again, 0 if no model hub was away
 	started    time.Time
 	failed     chan error
 	stop       context.CancelFunc
@@ -166,6 +177,9 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	s := &service{log: log, metrics: metrics, models: served, started: time.Now(), failed: make(chan error, 4), stop: stop}
 	s.config.Store(c)
 	s.generation.Store(1)
+	if s.away() {
+		s.retry = retryFirst
+	}
 	metrics.Collect(func(emit observe.Emit) {
 		emit("config_generation", "Configurations taken since the start, the first included.", float64(s.generation.Load()))
 		rejected := 0.0

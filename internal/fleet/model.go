@@ -20,8 +20,9 @@ type Model struct {
 	Engine shape.Engine
 	// Tokens makes the ids; nil where there is no tokenizer.
 	Tokens *shape.Model
-	// Refused is why the configured tokenizer could not be loaded, "" if it was.
+	// Refused is why the configured tokenizer could not be loaded, "" if it was. Away reports that another attempt may succeed.
 	Refused string
+	Away    bool
 	// Remote makes ids where Tokens cannot; may be nil.
 	Remote *shape.Remote
 
