@@ -227,12 +227,13 @@ func (h *harmonyItems) add(v jinja.Value) error {
 func (h *harmonyItems) said(item *jinja.Dict, kind string) error {
 	role, channel, parts := textAt(item, "role"), "", "input_text"
 	content := member(item, "content")
-	_, isText := content.AsString()
+	text, isText := content.AsString()
 	_, hasID := item.Get("id")
 	_, hasStatus := item.Get("status")
+	asList := role == roleAssistant && kind != "" && isText && hasID && hasStatus // of characters
 	switch {
-	case role == roleAssistant && kind != "" && isText && hasID && hasStatus:
-		return encoders.ErrMissing // read as a list of characters
+	case asList && text != "":
+		return encoders.ErrMissing
 	case role == roleAssistant:
 		channel = "final"
 		if kind != "" {
@@ -244,6 +245,9 @@ func (h *harmonyItems) said(item *jinja.Dict, kind string) error {
 	texts, ok := itemTexts(content, parts)
 	if !ok || !plainItem(item, false, []string{"role"}, "type", "content") {
 		return encoders.ErrMissing
+	}
+	if asList {
+		texts = nil
 	}
 	if role == roleUser || channel != "" || len(h.list) == 0 || strings.Join(texts, "") != "" {
 		h.message(role, channel, texts...)

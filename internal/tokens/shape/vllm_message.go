@@ -122,6 +122,9 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 	out.Set("content", body)
 	if s.original {
 		out.Set("content", withMarks(original))
+		if parts, ok := original.AsList(); ok && !s.converted && readLate(msg, parts, known, own) {
+			out.Set("content", jinja.List(nil)) // vLLM has read them once before, and then none are left
+		}
 	}
 	switch role {
 	case roleAssistant:
