@@ -13,8 +13,8 @@ type memo struct {
 	shards [memoShards]memoShard
 }
 
-// memoShard keeps a stretch from its second occurrence on: most text occurs once, and copying all
-// of it would take a fifth of the encoding time of new text.
+// memoShard keeps a stretch from its first occurrence on while it has room, then from its second:
+// most text occurs once, and would evict text that occurs again.
 type memoShard struct {
 	mu    sync.Mutex
 	store *store
@@ -73,17 +73,14 @@ func (enc *encoder) stretchOf(dst []uint32, s string, at, end int) []uint32 {
 	key := bytesOf(s)[at:end]
 	h := hashBytes(key)
 	shard := &enc.t.memo.shards[h>>60]
-	dst, ok, again := shard.get(dst, h, key)
+	dst, ok, keep := shard.get(dst, h, key)
 	if ok {
 		return dst
 	}
 	n := len(dst)
 	dst = enc.fresh(dst, s, at, end)
-	if again && !enc.watch.stopped && !enc.invalid {
+	if keep && !enc.watch.stopped && !enc.invalid {
 		shard.mu.Lock()
-		if shard.store == nil {
-			shard.store = newStore(memoSlots, memoText, memoIDs)
-		}
 		shard.store.put(h, key, dst[n:])
 		shard.mu.Unlock()
 	}
@@ -106,23 +103,21 @@ func (enc *encoder) fresh(dst []uint32, s string, at, end int) []uint32 {
 	return enc.words(dst, s, at, end)
 }
 
-// get appends the ids of a stretch if they are cached; otherwise again reports whether the
-// stretch was seen before.
-func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, again bool) {
+// get appends the ids of a stretch if they are cached; otherwise keep reports whether they are to
+// be: the stretch was seen before, or nothing is evicted for it.
+func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, keep bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.store != nil {
-		if ids, ok := m.store.get(h, key); ok {
-			return append(dst, ids...), true, false
-		}
+	if m.store == nil {
+		m.store, m.once = newStore(memoSlots, memoText, memoIDs), new([memoOnce]uint32)
 	}
-	if m.once == nil {
-		m.once = new([memoOnce]uint32)
+	if ids, ok := m.store.get(h, key); ok {
+		return append(dst, ids...), true, false
 	}
 	once := &m.once[h%memoOnce]
-	again = *once == uint32(h>>32)
+	keep = *once == uint32(h>>32) || m.store.roomFor(len(key))
 	*once = uint32(h >> 32)
-	return dst, false, again
+	return dst, false, keep
 }
 
 // A cutter finds places where pre-tokenized text may be cut, whatever the text on either side:

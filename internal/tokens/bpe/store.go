@@ -55,6 +55,11 @@ func (c *store) get(hash uint64, key []byte) ([]uint32, bool) {
 	return nil, false
 }
 
+// roomFor reports whether a text of n bytes and as many ids fits before the first eviction for space.
+func (c *store) roomFor(n int) bool {
+	return c.textEnd+uint64(n) <= uint64(len(c.text)) && c.idsEnd+uint64(n) <= uint64(len(c.ids))
+}
+
 // put stores ids for key, unless they exceed a quarter of the store.
 func (c *store) put(hash uint64, key []byte, ids []uint32) {
 	if len(key) == 0 || len(key) > len(c.text)/4 || len(ids) > len(c.ids)/4 {
