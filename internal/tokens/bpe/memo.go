@@ -249,17 +249,15 @@ func wideCut(s string, i int) bool {
 	return false
 }
 
-// next returns the end of the stretch that starts at i.
+// next returns the end of the stretch that starts at i. The hash is looked at before safe, which takes longer and would
+// accept most of the places that the hash refuses.
 func (c *cutter) next(text []byte, s string, i int) int {
 	for j := i + minStretch; j < len(s); j++ {
-		if c.before[text[j-1]]&c.after[text[j]] == 0 || !c.safe(s, j) {
+		if c.before[text[j-1]]&c.after[text[j]] == 0 {
 			continue
 		}
-		if j-i >= maxStretch {
-			return j
-		}
 		h := binary.LittleEndian.Uint32(text[j-4:]) * 0x9e3779b1
-		if h < 1<<29 || text[j-1] >= 0x80 && h < 1<<30 {
+		if (h < 1<<29 || text[j-1] >= 0x80 && h < 1<<30 || j-i >= maxStretch) && c.safe(s, j) {
 			return j
 		}
 	}
