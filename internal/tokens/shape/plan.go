@@ -125,6 +125,32 @@ func (in input) dictOf(f body.Field) (*jinja.Dict, error) {
 	return d, nil
 }
 
+// listIn returns the converted items of a message's list; given is false if there is none, or null.
+func listIn(msg *jinja.Dict, key string, convert func(jinja.Value) (jinja.Value, error)) (list []jinja.Value, given bool, err error) {
+	v := member(msg, key)
+	if v.IsNone() {
+		return nil, false, nil
+	}
+	items, ok := v.AsList()
+	if !ok {
+		return nil, false, refuse("messages.%s: input should be a valid list", key)
+	}
+	list, err = converted(items, convert)
+	return list, err == nil, err
+}
+
+// converted returns the converted items of a list.
+func converted(items []jinja.Value, convert func(jinja.Value) (jinja.Value, error)) ([]jinja.Value, error) {
+	list := make([]jinja.Value, len(items))
+	for i := range items {
+		var err error
+		if list[i], err = convert(items[i]); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
 // member returns the value of a key, None if d lacks it. d may be nil.
 func member(d *jinja.Dict, key string) jinja.Value {
 	if v, ok := d.Get(key); ok {

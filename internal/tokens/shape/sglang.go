@@ -403,37 +403,17 @@ func (s *sglangShape) message(v jinja.Value) (jinja.Value, error) {
 			out.Set(key, jinja.String(text))
 		}
 	}
-	if v, ok := msg.Get("tool_calls"); ok && !v.IsNone() {
-		calls, ok := v.AsList()
-		if !ok {
-			return v, refuse("messages.tool_calls: input should be a valid list")
-		}
-		list := make([]jinja.Value, 0, len(calls))
-		for i := range calls {
-			call, err := sglangCall(calls[i], role == roleAssistant)
-			if err != nil {
-				return v, err
-			}
-			list = append(list, call)
-		}
-		out.Set("tool_calls", jinja.List(list))
+	call := func(v jinja.Value) (jinja.Value, error) { return sglangCall(v, role == roleAssistant) }
+	if calls, given, err := listIn(msg, "tool_calls", call); err != nil {
+		return v, err
+	} else if given {
+		out.Set("tool_calls", jinja.List(calls))
 	}
-	if v, ok := msg.Get("tools"); ok && !v.IsNone() {
-		tools, ok := v.AsList()
-		if !ok {
-			return v, refuse("messages.tools: input should be a valid list")
-		}
-		list := make([]jinja.Value, 0, len(tools))
-		for i := range tools {
-			tool, err := sglangTool(tools[i])
-			if err != nil {
-				return v, err
-			}
-			list = append(list, tool)
-		}
-		out.Set("tools", jinja.List(list))
+	tools, given, err := listIn(msg, "tools", sglangTool)
+	if given {
+		out.Set("tools", jinja.List(tools))
 	}
-	return jinja.FromDict(out), nil
+	return jinja.FromDict(out), err
 }
 
 // sglangCall is ToolCall.model_dump(), with the arguments of an assistant's call parsed.

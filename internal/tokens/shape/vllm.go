@@ -100,25 +100,15 @@ func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Di
 	}
 	merged := kwargs.Clone()
 	if !tokenize {
-		documents, err := in.value(body.FieldDocuments)
+		documents, err := vllmDocuments(in)
 		if err != nil {
 			return nil, err
 		}
 		if !documents.IsNone() {
-			if err := checkDocuments(documents); err != nil {
-				return nil, err
-			}
 			merged.Set("documents", documents)
 		}
-		level, err := vllmEffort(in)
-		if err != nil {
+		if err := setVLLMEffort(merged, kwargs, in); err != nil {
 			return nil, err
-		}
-		if level != "" {
-			merged.Set("reasoning_effort", jinja.String(level))
-			if _, given := kwargs.Get("enable_thinking"); !given {
-				merged.Set("enable_thinking", jinja.Bool(level != "none"))
-			}
 		}
 	}
 	vars := m.config.specialTokens()
@@ -163,17 +153,30 @@ func vllmEffort(in input) (string, error) {
 
 var efforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}
 
-func checkDocuments(v jinja.Value) error {
-	items, ok := v.AsList()
-	if !ok {
-		return refuse("documents: input should be a valid list")
+// setVLLMEffort adds what reasoning_effort sets to the arguments of a template; given are those of the request.
+func setVLLMEffort(args, given *jinja.Dict, in input) error {
+	level, err := vllmEffort(in)
+	if level != "" && err == nil {
+		args.Set("reasoning_effort", jinja.String(level))
+		if _, has := given.Get("enable_thinking"); !has {
+			args.Set("enable_thinking", jinja.Bool(level != "none"))
+		}
+	}
+	return err
+}
+
+// vllmDocuments returns documents, None if there are none.
+func vllmDocuments(in input) (jinja.Value, error) {
+	items, present, err := in.listOf(body.FieldDocuments)
+	if err != nil || !present {
+		return jinja.None(), err
 	}
 	for i := range items {
 		if _, ok := items[i].AsDict(); !ok {
-			return refuse("documents.%d: input should be a valid dictionary", i)
+			return jinja.None(), refuse("documents.%d: input should be a valid dictionary", i)
 		}
 	}
-	return nil
+	return jinja.List(items), nil
 }
 
 // vllmTools checks tools and tool_choice and converts the tools to the form of pydantic's dump.
@@ -189,12 +192,8 @@ func (m *Model) vllmTools(in input, tokenize bool) (tools []jinja.Value, have bo
 	if err != nil {
 		return nil, false, err
 	}
-	for i := range list {
-		tool, err := vllmTool(list[i])
-		if err != nil {
-			return nil, false, err
-		}
-		tools = append(tools, tool)
+	if tools, err = converted(list, vllmTool); err != nil {
+		return nil, false, err
 	}
 	if tokenize {
 		return tools, have, nil

@@ -155,20 +155,10 @@ func vllmArguments(in input, tokenize bool) (*jinja.Dict, error) {
 	if tokenize {
 		return args, nil
 	}
-	effort, err := vllmEffort(in)
-	if err != nil {
+	if err := setVLLMEffort(args, kwargs, in); err != nil {
 		return nil, err
 	}
-	if effort != "" {
-		args.Set("reasoning_effort", jinja.String(effort))
-		if _, has := kwargs.Get("enable_thinking"); !has {
-			args.Set("enable_thinking", jinja.Bool(effort != "none"))
-		}
-	}
-	documents, err := in.value(body.FieldDocuments)
-	if err == nil && !documents.IsNone() {
-		err = checkDocuments(documents)
-	}
+	_, err = vllmDocuments(in)
 	return args, err
 }
 

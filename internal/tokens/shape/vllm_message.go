@@ -29,20 +29,15 @@ type vllmShape struct {
 
 func (s *vllmShape) kind() shapeKind {
 	k := shapeKind(0)
-	if s.openai {
-		k |= shapeOpenAI
-	}
-	if s.legacy {
-		k |= shapeReasoning
-	}
-	if s.references {
-		k |= shapeReferences
-	}
-	if s.converted {
-		k |= shapeConverted
-	}
-	if s.original {
-		k |= shapeOriginal
+	for _, trait := range [...]struct {
+		has  bool
+		kind shapeKind
+	}{
+		{s.openai, shapeOpenAI}, {s.legacy, shapeReasoning}, {s.references, shapeReferences}, {s.converted, shapeConverted}, {s.original, shapeOriginal},
+	} {
+		if trait.has {
+			k |= trait.kind
+		}
 	}
 	return k
 }
@@ -166,22 +161,12 @@ func readMembers(out, msg *jinja.Dict) error {
 
 // assistant adds tool calls and reasoning.
 func (s *vllmShape) assistant(out, msg *jinja.Dict) error {
-	if v, ok := msg.Get("tool_calls"); ok && !v.IsNone() {
-		calls, ok := v.AsList()
-		if !ok {
-			return refuse("messages.tool_calls: input should be a valid list")
-		}
-		list := make([]jinja.Value, 0, len(calls))
-		for i := range calls {
-			call, err := vllmCall(calls[i])
-			if err != nil {
-				return err
-			}
-			list = append(list, call)
-		}
-		if len(list) > 0 {
-			out.Set("tool_calls", jinja.List(list))
-		}
+	calls, _, err := listIn(msg, "tool_calls", vllmCall)
+	if err != nil {
+		return err
+	}
+	if len(calls) > 0 {
+		out.Set("tool_calls", jinja.List(calls))
 	}
 	thought, _ := msg.Get("reasoning")
 	if s.legacy && (thought.IsNone() || thought.IsUndefined()) {
