@@ -220,52 +220,40 @@ func (e *Entry) Text() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s %s (%s), %d bytes, model %q\n", inLine(e.ID), inLine(e.Method), inLine(e.Path), e.API, e.Bytes, e.Model)
-	if e.Conversation != "" {
-		fmt.Fprintf(&b, "conversation %s\n", inLine(e.Conversation))
+	line := func(shown bool, format string, args ...any) {
+		if shown {
+			fmt.Fprintf(&b, format, args...)
+		}
 	}
-	if e.Rejected != 0 {
-		fmt.Fprintf(&b, "rejected with %d: %s %s\n", e.Rejected, e.Reason, inLine(e.Refusal))
-	} else {
-		fmt.Fprintf(&b, "%d prompt tokens, %d of them matched, to %s at %s via %s\n", e.PromptTokens, e.Matched, e.Target, e.Endpoint, e.Via)
-	}
-	if e.Cache != "" {
-		fmt.Fprintf(&b, "cache: %s\n", e.Cache)
-	}
-	if e.Prefill != "" {
-		fmt.Fprintf(&b, "prefill on %s\n", e.Prefill)
-	}
+	line(true, "%s %s %s (%s), %d bytes, model %q\n", inLine(e.ID), inLine(e.Method), inLine(e.Path), e.API, e.Bytes, e.Model)
+	line(e.Conversation != "", "conversation %s\n", inLine(e.Conversation))
+	line(e.Rejected != 0, "rejected with %d: %s %s\n", e.Rejected, e.Reason, inLine(e.Refusal))
+	line(e.Rejected == 0, "%d prompt tokens, %d of them matched, to %s at %s via %s\n", e.PromptTokens, e.Matched, e.Target, e.Endpoint, e.Via)
+	line(e.Cache != "", "cache: %s\n", e.Cache)
+	line(e.Prefill != "", "prefill on %s\n", e.Prefill)
 	for _, note := range e.PrefillNotes {
-		fmt.Fprintf(&b, "prefill: %s\n", inLine(note))
+		line(true, "prefill: %s\n", inLine(note))
 	}
-	if e.Degraded != "" {
-		fmt.Fprintf(&b, "degraded: %s %s\n", e.Degraded, inLine(e.Refusal))
-	}
-	if e.Assumed != "" {
-		fmt.Fprintf(&b, "assumed: %s\n", e.Assumed)
-	}
-	if e.Waited > 0 {
-		fmt.Fprintf(&b, "waited  %s for room\n", e.Waited)
-	}
+	line(e.Degraded != "", "degraded: %s %s\n", e.Degraded, inLine(e.Refusal))
+	line(e.Assumed != "", "assumed: %s\n", e.Assumed)
+	line(e.Waited > 0, "waited  %s for room\n", e.Waited)
 	for _, s := range e.Stages {
-		fmt.Fprintf(&b, "%-7s %s\n", s.Stage, s.Took)
+		line(true, "%-7s %s\n", s.Stage, s.Took)
 	}
 	if e.Explanation != nil {
 		b.WriteString(e.Explanation.String())
 	}
 	for _, s := range e.Shadows {
-		fmt.Fprintf(&b, "shadow %s: %s, %d uncached tokens, %d queued there\n", s.Policy, s.Target, s.Miss, s.Queue)
+		line(true, "shadow %s: %s, %d uncached tokens, %d queued there\n", s.Policy, s.Target, s.Miss, s.Queue)
 	}
 	if a := e.After; a.Status != 0 {
-		fmt.Fprintf(&b, "answered %d", a.Status)
-		if a.Served != "" {
-			fmt.Fprintf(&b, " by %s", a.Served)
-		}
+		line(true, "answered %d", a.Status)
+		line(a.Served != "", " by %s", a.Served)
 		if a.Cached != nil {
-			fmt.Fprintf(&b, ", %d cached tokens", *a.Cached)
+			line(true, ", %d cached tokens", *a.Cached)
 		}
 		if a.Ended != nil {
-			fmt.Fprintf(&b, ", ended after %s", a.Ended.Sub(e.At))
+			line(true, ", ended after %s", a.Ended.Sub(e.At))
 		}
 		b.WriteByte('\n')
 	}
