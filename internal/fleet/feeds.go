@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -62,10 +63,7 @@ func newFeeds() *feeds {
 func (f *feeds) close() {
 	f.cancel()
 	f.mu.Lock()
-	all := make([]*feedHandle, 0, len(f.running))
-	for h := range f.running {
-		all = append(all, h)
-	}
+	all := slices.Collect(maps.Keys(f.running))
 	f.mu.Unlock()
 	for _, h := range all {
 		h.stop()
