@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82610
+	totalLimit = 82580
 	totalGoal  = 62000
 )
 
@@ -34,9 +34,9 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 20970, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28730, 22000, []string{"internal/tokens"}},
+	{"tokens", 28710, 22000, []string{"internal/tokens"}},
 	{"fleet", 4560, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1680, 1300, []string{"internal/observe"}},
+	{"observe", 1670, 1300, []string{"internal/observe"}},
 	{"decide", 3100, 1700, []string{"internal/decide"}},
 	{"replicas", 2470, 2200, []string{"internal/replicas"}},
 	{"lab", 11690, 11700, []string{"internal/lab"}},
