@@ -149,26 +149,23 @@ func runConfig(_ context.Context, io streams, args []string) error {
 	if err := parse(io, f, args, 1); err != nil {
 		return err
 	}
-	c, err := loadOrDefault(cmp.Or(*file, f.Arg(0)))
-	if err != nil {
-		return err
-	}
-	text, err := c.Effective()
-	if err != nil {
-		return err
-	}
-	_, err = io.out.Write(text)
-	return err
+	return printOf(io, cmp.Or(*file, f.Arg(0)), (*config.Config).Effective)
 }
 
-// loadOrDefault loads a file; "" means the defaults.
-func loadOrDefault(file string) (*config.Config, error) {
-	if file == "" {
-		c := config.Default()
-		return &c, nil
+// printOf prints what is made of a configuration file; "" means the defaults.
+func printOf(io streams, file string, of func(*config.Config) ([]byte, error)) error {
+	defaults := config.Default()
+	c, err := &defaults, error(nil)
+	if file != "" {
+		if c, _, err = config.Load(file); err != nil {
+			return err
+		}
 	}
-	c, _, err := config.Load(file)
-	return c, err
+	text, err := of(c)
+	if err == nil {
+		_, err = io.out.Write(text)
+	}
+	return err
 }
 
 func runEnvoyConfig(_ context.Context, io streams, args []string) error {
@@ -177,16 +174,7 @@ func runEnvoyConfig(_ context.Context, io streams, args []string) error {
 	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
-	c, err := loadOrDefault(*file)
-	if err != nil {
-		return err
-	}
-	text, err := envoy.Bootstrap(envoyOptions(c))
-	if err != nil {
-		return err
-	}
-	_, err = io.out.Write(text)
-	return err
+	return printOf(io, *file, func(c *config.Config) ([]byte, error) { return envoy.Bootstrap(envoyOptions(c)) })
 }
 
 // envoyOptions returns the bootstrap options of a configuration.

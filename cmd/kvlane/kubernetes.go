@@ -282,14 +282,10 @@ func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Probl
 	if err := k.check(c, file); err != nil {
 		return nil, nil, err
 	}
-	if k.port != 0 {
-		c.Listen.Address = net.JoinHostPort(k.bind, strconv.Itoa(k.port))
-	}
-	if k.health != 0 {
-		c.Listen.Health = net.JoinHostPort(k.bind, strconv.Itoa(k.health))
-	}
-	if k.metrics != 0 {
-		c.Admin.Address = net.JoinHostPort(k.bind, strconv.Itoa(k.metrics))
+	for address, port := range map[*string]int{&c.Listen.Address: k.port, &c.Listen.Health: k.health, &c.Admin.Address: k.metrics} {
+		if port != 0 {
+			*address = net.JoinHostPort(k.bind, strconv.Itoa(port))
+		}
 	}
 	if k.certs != "" {
 		c.Listen.CertFile, c.Listen.KeyFile = filepath.Join(k.certs, "tls.crt"), filepath.Join(k.certs, "tls.key")

@@ -182,11 +182,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	}
 	metrics.Collect(func(emit observe.Emit) {
 		emit("config_generation", "Configurations taken since the start, the first included.", float64(s.generation.Load()))
-		rejected := 0.0
-		if s.rejected.Load() != nil {
-			rejected = 1
-		}
-		emit("config_rejected", "1 while the configuration on disk is rejected and an earlier one runs.", rejected)
+		emit("config_rejected", "1 while the configuration on disk is rejected and an earlier one runs.", observe.Gauge(s.rejected.Load() != nil))
 	})
 	if s.tracer, err = observe.NewTracer(ctx, version, log); err != nil {
 		stop()
@@ -533,10 +529,7 @@ func (s *service) becomeReady(ctx context.Context) {
 // close stops everything that startService started.
 func (s *service) close() {
 	s.stop()
-	if s.grpc != nil {
-		s.grpc.Stop()
-	}
-	for _, g := range []*grpc.Server{s.events, s.probe} {
+	for _, g := range []*grpc.Server{s.grpc, s.events, s.probe} {
 		if g != nil {
 			g.Stop()
 		}
@@ -571,12 +564,11 @@ func protocolMetrics(m *observe.Metrics) extproc.Metrics {
 	}
 	failures := map[extproc.Failure]prometheus.Counter{}
 	for _, f := range extproc.Failures() {
-		if f == extproc.FailureLateFirstToken {
-			continue
+		failures[f] = m.LateFirstTokens // of short answers: alerts fire on the other failures
+		if f != extproc.FailureLateFirstToken {
+			failures[f] = m.ExtProcFailures.WithLabelValues(string(f))
 		}
-		failures[f] = m.ExtProcFailures.WithLabelValues(string(f))
 	}
-	failures[extproc.FailureLateFirstToken] = m.LateFirstTokens // usual for short answers, so it is not counted as a failure, on which alerts fire
 	return extproc.Metrics{
 		Opened:   func(mode extproc.Mode) { streams[mode].Inc() },
 		Closed:   func(mode extproc.Mode) { streams[mode].Dec() },
