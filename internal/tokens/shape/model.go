@@ -63,8 +63,14 @@ func (m *Model) RenderPrompt(req *body.Request, engine Engine) (Result, error) {
 func (m *Model) compute(ctx context.Context, dst []uint32, turn *conv.Turn, engine Engine, withText bool) (result, error) {
 	req := turn.Request
 	res := result{Result: Result{Prompts: 1}, scratch: dst}
-	if ctx.Err() != nil {
-		return res, fmt.Errorf("tokenizing the prompt: %w", ctx.Err())
+	late := func(err error) error { // err, unless the time is over
+		if ctx.Err() != nil {
+			return fmt.Errorf("tokenizing the prompt: %w", ctx.Err())
+		}
+		return err
+	}
+	if err := late(nil); err != nil {
+		return res, err
 	}
 	if req.Form == body.FormTexts || req.Form == body.FormIDLists {
 		res.Prompts = max(req.Count, 1)
@@ -72,18 +78,12 @@ func (m *Model) compute(ctx context.Context, dst []uint32, turn *conv.Turn, engi
 	in := input{Request: req, turn: turn, profile: engine.profile(), origin: req.API, stop: ctx.Done()}
 	p, assumed, err := m.plan(in)
 	if err != nil {
-		if ctx.Err() != nil {
-			return res, fmt.Errorf("tokenizing the prompt: %w", ctx.Err())
-		}
-		return res, err
+		return res, late(err)
 	}
 	res.Assumed, res.Partial, res.IDs = assumed, p.partial, p.ids
 	if p.ids == nil {
 		if err := m.encode(ctx, turn, &res, p, withText); err != nil {
-			if ctx.Err() != nil {
-				return res, fmt.Errorf("tokenizing the prompt: %w", ctx.Err())
-			}
-			return res, err
+			return res, late(err)
 		}
 	}
 	m.truncate(turn, &res.Result, p)

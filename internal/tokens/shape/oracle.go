@@ -69,10 +69,7 @@ func (o *Oracle) renderedIDs(ctx context.Context, req *body.Request) ([]uint32, 
 	if !o.Engine.profile().renders {
 		return nil, ErrNoOracle
 	}
-	path := "/v1/messages/render"
-	if req.API == body.Responses {
-		path = "/v1/responses/render"
-	}
+	path := renderPaths[req.API]
 	answer, err := post(ctx, o.Timeout, strings.TrimRight(o.URL, "/")+path, req.Body)
 	if errors.Is(err, errNoEndpoint) {
 		return nil, ErrNoOracle

@@ -16,13 +16,9 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	tools := make([]jinja.Value, 0, len(list))
-	for i := range list {
-		tool, err := vllmTool(list[i])
-		if err != nil {
-			return nil, err
-		}
-		tools = append(tools, tool)
+	tools, err := converted(list, vllmTool)
+	if err != nil {
+		return nil, err
 	}
 	template, err := m.templateFor(in, haveTools)
 	if err != nil {
