@@ -69,7 +69,7 @@ func (l *gate) open() { l.raised.Store(0) }
 // isShut reports whether the gate is shut. The caller must hold the writers' mutex.
 func (l *gate) isShut() bool { return l.raised.Load() != 0 }
 
-// change is a change by a decision that found another writer at work.
+// change is what a decision changes in the index. It is queued because another writer held the mutex.
 type change struct {
 	next   *change
 	apply  func() // called with the writers' mutex

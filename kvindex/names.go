@@ -134,7 +134,7 @@ func (st *slotState) needAliases() *aliases {
 }
 
 // stand reports whether the name is an alias: only then can it mean another block than the one that
-// bears it, or a second holding. All other names of a slot need no look at its aliases.
+// bears it, or a second holding. For all other names the slot's aliases need not be searched.
 func (a *aliases) stand(name uint64) bool {
 	if a == nil {
 		return false

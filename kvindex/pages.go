@@ -74,8 +74,8 @@ func (x *Index) storePages(s Slot, e *Event) error {
 	return nil
 }
 
-// extend returns the page that these tokens form after a parent. media begin in the page; from is
-// the position of its first token as media count it.
+// extend returns the page that these tokens form after a parent. media are those
+// that begin in the page; from is the position of the page's first token, counted like Medium.At.
 func (x *Index) extend(parent page, root bool, seed Hash, tokens []uint32, extra uint64, media []Medium, from int) page {
 	p := parent
 	p.child, p.next, p.tiers, p.final = 0, 0, 0, false

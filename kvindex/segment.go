@@ -93,7 +93,7 @@ const (
 	MaxSlots = 1 << 20
 )
 
-// notFromStart are the bits that are 0 in a run on the device that starts with the segment.
+// notFromStart masks the tier and the start of a run: both are 0 if it is on the device and starts where its segment does.
 const notFromStart = 7<<tierShift | (1<<14-1)<<startShift
 
 func runsOf(w []uint64) []run { return w }

@@ -71,8 +71,8 @@ func (j *job) match(in *input, t *tokens) {
 
 // textPrefix fills the scratch prefix for a request without a conversation id to a model without a
 // tokenizer, where a policy recognises conversations by their prefix. Four bytes of the text, as it
-// is in the body, count as a token. The tools and the system prompt come before the messages, and
-// the end of the list is left out: the conversation's next turn has another message there.
+// is in the body, count as a token. The tools and the system prompt come before the messages. The
+// bracket that closes the list is left out: in the next turn another message follows instead.
 func (j *job) textPrefix(in *input) {
 	live := &j.d.live.Load().Routing
 	if !in.known || in.conversation != "" || j.cacheReads == 0 || in.model != nil && (in.model.Tokens != nil || in.model.Remote != nil) ||

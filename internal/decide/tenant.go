@@ -100,8 +100,8 @@ func (w *work) mustSalt(p *placed, e *fleet.Endpoint) error {
 	return w.fail(400, "kvlane_tenant_not_salted", reason)
 }
 
-// saltEdits returns the edits that give the request its tenant's salt. A client's salt is
-// replaced also where the engine is not known to read it.
+// saltEdits returns the edits that give the request its tenant's salt. A client's own salt
+// is replaced even where the engine is not known to read it.
 func (w *work) saltEdits(e *fleet.Endpoint) []body.Edit {
 	if w.in.salt == "" || !w.takesSalt(e.Member.Engine) && !w.in.body.Span(body.FieldCacheSalt).Present() {
 		return nil

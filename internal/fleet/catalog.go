@@ -86,7 +86,7 @@ func (v *View) declare(base func(name string) string) {
 	v.split = !v.open && common != nil && len(common) == 0
 }
 
-// base returns the configured model that a name stands for, or the name.
+// base returns the configured model that a name stands for, the name itself if there is none.
 func (f *Fleet) base(name string) string {
 	if s := f.models.Load().byName[name]; s != nil {
 		return s.CacheName()
@@ -157,8 +157,8 @@ type Catalog struct {
 	changes uint64
 }
 
-// Listed returns the models that ready workers serve, adapters included. Of one that has
-// not answered, its configuration counts.
+// Listed returns the models that ready workers serve, adapters included. For a worker that
+// has not answered they are those of its configuration.
 func (f *Fleet) Listed(ctx context.Context) *Catalog {
 	f.list(ctx, shownFor)
 	c := &f.catalog

@@ -73,9 +73,9 @@ func Parse(api API, body []byte) (*Request, error) {
 // Parse is like the function Parse, but reuses r's memory.
 func (r *Request) Parse(api API, body []byte) error { return r.Resume(api, body, 0, nil) }
 
-// Resume is Parse for a body that up to the end of the last of these elements equals one that was
-// parsed before; there they were the first elements of a list that starts at start. It does not
-// scan them again: JSON is read forwards only, so the state at the end of an element depends only
+// Resume is Parse for a body that begins like one that was parsed before. elements are the first ones
+// of a list that starts at start; up to the end of the last of them both bodies must be equal. They are
+// not scanned again: JSON is read forwards only, so the state at the end of an element depends only
 // on the bytes before it.
 func (r *Request) Resume(api API, body []byte, start int, elements []Span) error {
 	k := known{start, elements}

@@ -115,7 +115,7 @@ func windowAt(s string, i int) bool { return s[i] < 0x80 && i+1 < len(s) && s[i+
 
 // words writes to ends[n:] the ends of the words in the window at i of s, which must be a word
 // start; ends must have room for windowSize more. It returns the new n and the start of the next
-// word: i if nothing is certain.
+// word, which is i if no end is certain.
 func (r *windowRules) words(s string, i int, ends []uint32, n int) (count, next int) {
 	var w lanes
 	size := w.read(r.codes, bytesOf(s)[i:])

@@ -32,8 +32,8 @@ type Tokenizer struct {
 	short        *shortTokens
 	cuts         *cutter
 	nfc          bool
-	// lazy: text is checked and normalized by stretch, after the memo was asked; otherwise as a
-	// whole. See cutter.
+	// lazy: the text is checked and normalized in stretches that the memo does not have,
+	// otherwise as a whole beforehand. See cutter.
 	lazy   bool
 	prefix prefixSpace
 

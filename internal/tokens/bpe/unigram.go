@@ -26,7 +26,7 @@ type unigram struct {
 	single bool
 }
 
-// unkPenalty is how much lower than the lowest score that of an unknown character is.
+// unkPenalty is subtracted from the lowest score of the vocabulary for the score of an unknown character.
 const unkPenalty = 10
 
 // singleLimit is the sum beyond which SentencePiece subtracts it from all open paths.

@@ -56,7 +56,8 @@ var probes = [...]struct {
 }
 
 // probe finds out of which APIs the engine takes ids: its answer with them equals that without them, and one id more is one
-// token more. It asks those in apis only (1 << API), and returns the ones without an answer.
+// token more. apis has a bit, 1 << API, for each one to be asked; unanswered are those
+// of them without an answer.
 func (c *Checker) probe(ctx context.Context, apis uint32) (unanswered uint32) {
 	taken := c.taken.Load() &^ apis
 	for _, p := range probes {

@@ -389,8 +389,8 @@ func hasNoText(v jinja.Value) bool {
 	return ok && member(part, key).IsNone()
 }
 
-// part returns the text of a part, or reports that it is media. unread: the encoder reads the text itself, or none; another
-// value need not be refused.
+// part returns the text of a part, or reports that it is media. unread: the text is not read here, so
+// a value of another type is not refused.
 func (s *vllmShape) part(v jinja.Value, unread bool) (text string, media bool, err error) {
 	part, ok := v.AsDict()
 	if !ok {
