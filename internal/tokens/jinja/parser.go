@@ -488,9 +488,8 @@ func (p *parser) unary(withFilter bool) *node {
 	default:
 		n = p.primary(false)
 	}
-	n = p.postfix(n)
-	if withFilter {
-		n = p.filterExpr(n)
+	if n = p.postfix(n, false); withFilter {
+		n = p.postfix(n, true)
 	}
 	return n
 }
@@ -561,28 +560,18 @@ func (p *parser) grow(links *int) {
 	}
 }
 
-func (p *parser) postfix(n *node) *node {
+// postfix reads calls, and either attributes and subscripts or filters and tests.
+func (p *parser) postfix(n *node, filters bool) *node {
 	for links := 0; ; p.grow(&links) {
 		switch {
-		case p.isOp(".") || p.isOp("["):
+		case p.isOp("("):
+			n = &node{kind: nodeCall, a: n, at: p.cur().at, call: p.arguments()}
+		case !filters && (p.isOp(".") || p.isOp("[")):
 			n = p.subscript(n)
-		case p.isOp("("):
-			n = &node{kind: nodeCall, a: n, at: p.cur().at, call: p.arguments()}
-		default:
-			return n
-		}
-	}
-}
-
-func (p *parser) filterExpr(n *node) *node {
-	for links := 0; ; p.grow(&links) {
-		switch {
-		case p.isOp("|"):
+		case filters && p.isOp("|"):
 			n = p.filters(n, false)
-		case p.isName("is"):
+		case filters && p.isName("is"):
 			n = p.test(n)
-		case p.isOp("("):
-			n = &node{kind: nodeCall, a: n, at: p.cur().at, call: p.arguments()}
 		default:
 			return n
 		}
@@ -712,7 +701,7 @@ func (p *parser) test(n *node) *node {
 		if p.isName("is") {
 			p.failf("You cannot chain multiple tests with is")
 		}
-		t.call.args = []*node{p.postfix(p.primary(false))}
+		t.call.args = []*node{p.postfix(p.primary(false), false)}
 	}
 	if negated {
 		return &node{kind: nodeNot, a: t, at: at}
