@@ -1,11 +1,16 @@
 package main
 
 import (
+	"context"
+	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -146,6 +151,63 @@ func TestComposeConfiguration(t *testing.T) {
 	outlasts(t, string(text), `stop_grace_period: (\w+)`)
 	for _, f := range []string{"prometheus.yaml", "grafana-datasource.yaml", "grafana-dashboards.yaml"} {
 		readYAML(t, compose+f, new(map[string]any))
+	}
+}
+
+// The example's engine and Kvlane run with its own commands, ports and configuration; only addresses and the socket's folder
+// are of the test. Then its health checks pass, and Kvlane has found both ranks and their events.
+func TestComposeRuns(t *testing.T) {
+	host := fmt.Sprintf("127.77.%d.%d", os.Getpid()>>8&0xff, os.Getpid()&0xff)
+	if l, err := net.Listen("tcp", host+":0"); err != nil {
+		t.Skipf("this system has one address on loopback only: %v", err)
+	} else {
+		_ = l.Close()
+	}
+	var file struct{ Services map[string]composeService }
+	readYAML(t, compose+"docker-compose.yaml", &file)
+	text, err := os.ReadFile(compose + "kvlane.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	here := func(from string) string {
+		return strings.NewReplacer("0.0.0.0", host, "127.0.0.1", host, "name: engine", "name: "+host, "/run/kvlane", t.TempDir(), "/etc/kvlane", t.TempDir()).Replace(from)
+	}
+	commands := map[string][]string{}
+	for name, s := range file.Services {
+		for _, arg := range s.Command {
+			commands[name] = append(commands[name], here(arg))
+		}
+	}
+	config := strings.TrimPrefix(commands["kvlane"][1], "--config=")
+	if err := os.WriteFile(config, []byte(here(string(text))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer func() { stop(); running.Wait() }()
+	for _, name := range []string{"engine", "kvlane"} {
+		running.Go(func() {
+			if code := run(ctx, streams{in: strings.NewReader(""), out: io.Discard, err: io.Discard}, commands[name]); code != 0 {
+				t.Errorf("%s %q: got exit code %d, want 0", name, commands[name], code)
+			}
+		})
+		check := append(file.Services[name].Healthcheck.Test[2:], "--wait=1m")
+		if name == "kvlane" { // its address is the default
+			check = append(check, "--url=http://127.0.0.1:9090/readyz")
+		}
+		for i := range check {
+			check[i] = here(check[i])
+		}
+		if code, out, errs := kvlane("", check...); code != 0 {
+			t.Fatalf("%s: %q: got %s%s, want it healthy", name, check, out, errs)
+		}
+	}
+	admin := "http://" + host + ":9090"
+	until(t, admin+"/metrics", func(_ int, body string) bool {
+		return strings.Count(body, `,state="live",worker=`) == 2 && strings.Contains(body, `state="agrees"`)
+	})
+	if _, body := page(t, admin+"/readyz"); body != "ok\n" {
+		t.Errorf("/readyz: got %q, want no warning", body)
 	}
 }
 

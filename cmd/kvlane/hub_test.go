@@ -354,7 +354,9 @@ func TestServeAsksAHubAgain(t *testing.T) {
 		return strings.Contains(body, rejected) && strings.Contains(body, "; it is read again in ")
 	})
 	status.Store(404)
-	until(t, ready, func(_ int, body string) bool { return strings.Contains(body, rejected) && !strings.Contains(body, "read again in") })
+	until(t, ready, func(_ int, body string) bool {
+		return strings.Contains(body, rejected) && !strings.Contains(body, "read again in")
+	})
 	asked := requests.Load()
 	time.Sleep(5 * retryLast)
 	if now := requests.Load(); now != asked {

@@ -86,7 +86,9 @@ func newModel(ctx context.Context, m config.Model, metrics *observe.Metrics, log
 }
 
 // away reports whether a model waits for a hub that did not answer.
-func (s *service) away() bool { return slices.ContainsFunc(s.models, func(m *fleet.Model) bool { return m.Away }) }
+func (s *service) away() bool {
+	return slices.ContainsFunc(s.models, func(m *fleet.Model) bool { return m.Away })
+}
 
 // reloadModels returns the models with those loaded anew whose keys have changed, or if none has, whose hub was away: other
 // changes do not wait for it. With an error that may pass, away is set.

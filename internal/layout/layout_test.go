@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82580
+	totalLimit = 82550
 	totalGoal  = 62000
 )
 
@@ -34,13 +34,13 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 20970, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28710, 22000, []string{"internal/tokens"}},
+	{"tokens", 28700, 22000, []string{"internal/tokens"}},
 	{"fleet", 4560, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1670, 1300, []string{"internal/observe"}},
 	{"decide", 3100, 1700, []string{"internal/decide"}},
 	{"replicas", 2470, 2200, []string{"internal/replicas"}},
 	{"lab", 11690, 11700, []string{"internal/lab"}},
-	{"rim", 9440, 6000, []string{
+	{"rim", 9420, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
