@@ -9,9 +9,12 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/net/netutil"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 )
 
 const (
@@ -19,7 +22,9 @@ const (
 
 	// maxAdminConnections bounds the open connections of the admin port; idle ones are closed.
 	maxAdminConnections = 512
-	adminIdle           = 30 * time.Second
+	// maxOfHost bounds those of one host, so that it cannot keep the probes of the kubelet from connecting.
+	maxOfHost = 64
+	adminIdle = 30 * time.Second
 	// maxScrapes bounds the concurrent requests of /metrics: each holds all series in memory.
 	maxScrapes = 8
 	// maxProfile is the longest CPU profile or trace, in seconds. One is made at a time.
@@ -32,7 +37,67 @@ func newAdminServer(h http.Handler) *http.Server {
 	return &http.Server{Handler: sameSite(h), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: (maxProfile + 30) * time.Second, IdleTimeout: adminIdle, MaxHeaderBytes: 64 << 10}
 }
 
-func limitAdmin(l net.Listener) net.Listener { return netutil.LimitListener(l, maxAdminConnections) }
+func limitAdmin(l net.Listener) net.Listener {
+	return netutil.LimitListener(&fairListener{Listener: l, open: map[string]int{}}, maxAdminConnections)
+}
+
+// fairListener closes the connections of a host above maxOfHost.
+type fairListener struct {
+	net.Listener
+
+	mu   sync.Mutex
+	open map[string]int // connections by host
+}
+
+// Accept implements net.Listener.
+func (l *fairListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		host, _, err := net.SplitHostPort(c.RemoteAddr().String())
+		if err != nil {
+			return c, nil // not a network
+		}
+		l.mu.Lock()
+		full := l.open[host] >= maxOfHost
+		if !full {
+			l.open[host]++
+		}
+		l.mu.Unlock()
+		if !full {
+			return &hostConn{Conn: c, closed: sync.OnceFunc(func() { l.left(host) })}, nil
+		}
+		_ = c.Close()
+	}
+}
+
+func (l *fairListener) left(host string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open[host]--; l.open[host] == 0 {
+		delete(l.open, host)
+	}
+}
+
+type hostConn struct {
+	net.Conn
+
+	closed func()
+}
+
+// Close implements net.Conn.
+func (c *hostConn) Close() error {
+	defer c.closed()
+	return c.Conn.Close()
+}
+
+// newProbe returns the server of listen.health. Anybody who reaches the port may ask, so questions are short and few.
+func newProbe() *grpc.Server {
+	return grpc.NewServer(grpc.MaxRecvMsgSize(4<<10), grpc.MaxHeaderListSize(16<<10), grpc.MaxConcurrentStreams(8), grpc.ConnectionTimeout(10*time.Second),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: adminIdle}))
+}
 
 // profiles serves net/http/pprof.
 func profiles() http.Handler {

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +14,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	grpchealth "google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/decide"
@@ -290,6 +298,98 @@ func TestIdleAdminConnectionsAreBounded(t *testing.T) {
 	_ = (<-more).Close()
 	for _, c := range open[1:] {
 		_ = c.Close()
+	}
+}
+
+// A host that holds all the connections that it may keeps no other host from connecting, and gets further ones when it closes some.
+func TestNoHostTakesAllConnections(t *testing.T) {
+	t.Parallel()
+	from := make(chan string, 2)
+	l := limitAdmin(hosts{from: from})
+	connect := func(host string) net.Conn {
+		t.Helper()
+		from <- host
+		c, err := l.Accept()
+		if err != nil || !strings.HasPrefix(c.RemoteAddr().String(), host) {
+			t.Fatalf("got %v, %v, want a connection of %s", c, err, host)
+		}
+		return c
+	}
+	var open []net.Conn
+	for range maxOfHost {
+		open = append(open, connect("10.0.0.1"))
+	}
+	from <- "10.0.0.1" // refused: the next one is another host's
+	open = append(open, connect("10.0.0.2"))
+	_ = open[0].Close()
+	_ = open[0].Close() // counts once
+	open[0] = connect("10.0.0.1")
+	from <- "10.0.0.1"
+	open = append(open, connect("10.0.0.3"))
+	for _, c := range open {
+		_ = c.Close()
+	}
+}
+
+// hosts has a connection of each host that it is told.
+type hosts struct {
+	net.Listener
+
+	from chan string
+}
+
+func (h hosts) Accept() (net.Conn, error) {
+	c, _ := net.Pipe()
+	return hostOf{c, net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(<-h.from), 5000))}, nil
+}
+
+type hostOf struct {
+	net.Conn
+
+	remote net.Addr
+}
+
+func (c hostOf) RemoteAddr() net.Addr { return c.remote }
+
+// The port for probes answers them, and holds nothing large for strangers.
+func TestProbesAreShort(t *testing.T) {
+	t.Parallel()
+	g := newProbe()
+	grpc_health_v1.RegisterHealthServer(g, grpchealth.NewServer())
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = g.Serve(lis) }()
+	defer g.Stop()
+	conn, err := grpc.NewClient("passthrough:///"+lis.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	client := grpc_health_v1.NewHealthClient(conn)
+	if r, err := client.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil || r.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
+		t.Errorf("got %v, %v, want an answer", r, err)
+	}
+	watch := func(ctx context.Context, name string) error {
+		s, err := client.Watch(ctx, &grpc_health_v1.HealthCheckRequest{Service: name})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		return err
+	}
+	if err := watch(t.Context(), strings.Repeat("n", 64<<10)); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("got %v for a name of 64 KB, want that it is refused", err)
+	}
+	for range 8 {
+		if err := watch(t.Context(), "liveness"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := watch(ctx, "liveness"); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("got %v of another watch on the connection, want that it waits", err)
 	}
 }
 

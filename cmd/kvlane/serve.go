@@ -328,9 +328,9 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 		if err != nil {
 			return fmt.Errorf("%w (listen.health in the configuration)", err)
 		}
-		s.probe = grpc.NewServer()
+		s.probe = newProbe()
 		s.server.RegisterHealth(s.probe)
-		s.serve("health", func() error { return s.probe.Serve(probe) })
+		s.serve("health", func() error { return s.probe.Serve(limitAdmin(probe)) })
 	}
 	var err error
 	if s.admin, err = net.Listen("tcp", c.Admin.Address); err != nil {
