@@ -11,8 +11,8 @@ import (
 const lastStreams = 3 * time.Second
 
 // leave closes a server's port, tells its clients to go elsewhere, and gives open streams
-// up to bound to end. Without it a stop would cut a request that arrived just then, which
-// Envoy answers 500 where it has begun to send a body in full duplex.
+// up to bound to end. An immediate stop would cut requests that have just arrived: Envoy
+// answers those with 500 whose body it has begun to send in full duplex.
 func leave(g *grpc.Server, bound time.Duration) {
 	left := make(chan struct{})
 	go func() {

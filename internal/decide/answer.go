@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// Reasons for decisions that know less than they could (metric degraded_total).
+// Reasons why a decision was made with less knowledge than usual (metric degraded_total).
 const (
 	degradedPartial     = "body_not_seen"
 	degradedBody        = "body_not_read"
@@ -63,7 +63,7 @@ func (j *job) failure(details string, f body.Failure) error {
 var failureTypes = map[int]string{400: "invalid_request_error", 403: "permission_error", 404: "invalid_request_error", 413: "invalid_request_error", 415: "invalid_request_error", 431: "invalid_request_error", 429: "rate_limit_error", 500: "internal_server_error", 503: "service_unavailable_error"}
 
 // answer turns the error of a step into the answer to the client. The message says what the
-// client can do; counts and names of workers are for the decision log.
+// client can do; counts and names of workers are only in the decision log.
 func (j *job) answer(err error) extproc.Decision {
 	if e, ok := errors.AsType[*answerError](err); ok {
 		if e.why != "" {

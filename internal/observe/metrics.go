@@ -81,7 +81,7 @@ var answerBuckets = []float64{0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 1
 // wrong by at most 20 % of what was observed.
 var ratioBuckets = []float64{0.25, 0.5, 0.67, 0.83, 0.9, 1, 1.1, 1.25, 1.5, 2, 4}
 
-// New returns metrics in a registry of their own, with Go's and the process's.
+// New returns metrics in a registry of their own, which has those of Go and of the process too.
 func New(version string) *Metrics {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

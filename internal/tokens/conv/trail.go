@@ -38,8 +38,8 @@ type known struct {
 }
 
 const (
-	// block is the number of bytes per digest. Shorter texts are not kept: to read them costs less
-	// than a lookup saves.
+	// block is the number of bytes per digest. Shorter texts are not kept: tokenizing them
+	// costs less than a lookup.
 	block = 2 << 10
 	// maxBlocks bounds the digests of a text; the remainder of the text is not kept.
 	maxBlocks = 4096
