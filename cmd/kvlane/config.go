@@ -155,8 +155,9 @@ func runConfig(_ context.Context, io streams, args []string) error {
 // printOf prints what is made of a configuration file; "" means the defaults.
 func printOf(io streams, file string, of func(*config.Config) ([]byte, error)) error {
 	defaults := config.Default()
-	c, err := &defaults, error(nil)
+	c := &defaults
 	if file != "" {
+		var err error
 		if c, _, err = config.Load(file); err != nil {
 			return err
 		}
