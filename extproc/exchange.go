@@ -62,6 +62,10 @@ type exchange struct {
 	frames   []frame // GRPC mode: the messages that body consists of
 	owed     int     // STREAMED held: messages that wait for an answer
 
+	extension extension
+	// pending is the decision that the handler has postponed; its Wait is nil if it has not.
+	pending pending
+
 	flight *flight
 	abort  <-chan *Reject // Decision.Abort
 	begun  bool           // response headers or a piece of its body have arrived
@@ -69,6 +73,15 @@ type exchange struct {
 	edits  bool           // the response body is shown to the ticket for changes
 	holds  bool           // the ticket holds back bytes of it
 	closed bool
+}
+
+// pending is what exchange.decided needs besides the decision.
+type pending struct {
+	*Wait
+
+	kind               Kind
+	editable, trailers bool
+	received           time.Time
 }
 
 // frame is one message of a held gRPC body.
@@ -118,9 +131,7 @@ func (x *exchange) handle(m *message) error {
 		err = x.send(&empty[KindResponseTrailers])
 	case KindNone: // a bare window update
 	}
-	if x.reqDone && x.respDone {
-		x.over = true
-	}
+	x.over = x.over || x.reqDone && x.respDone
 	return err
 }
 
@@ -312,11 +323,8 @@ func (x *exchange) requestTrailers() error {
 		return x.send(&empty[KindRequestTrailers])
 	}
 	if x.request.holds() {
-		if err := x.decide(KindRequestHeaders, true); err != nil || x.phase == phaseAbandoned {
-			return err
-		}
-		x.reqDone = true
-		return x.send(&empty[KindRequestTrailers])
+		x.pending.trailers = true
+		return x.decide(KindRequestHeaders, true)
 	}
 	// Trailers without a body: only metadata can carry the pick.
 	x.reqDone = true
@@ -375,13 +383,37 @@ func (x *exchange) dropBody() {
 // decide calls the handler and sends the decision as the answer to a message of kind k. editable
 // reports whether the whole body is held.
 func (x *exchange) decide(k Kind, editable bool) error {
-	now := x.srv.opts.Now
-	received := now()
-	x.req.Received = received
+	x.req.Received = x.srv.opts.Now()
+	x.pending.kind, x.pending.editable, x.pending.received = k, editable, x.req.Received
 	if !x.view.seen {
 		x.rename()
 	}
-	d := x.ask(k)
+	x.join()
+	x.req.Body = whole(x.body)
+	if k != KindRequestTrailers {
+		x.req.view, x.req.controls = &x.view, &x.srv.controls
+	}
+	x.extension.start(x)
+	return x.decided(x.ask(x.first))
+}
+
+// resume continues with a decision that was postponed and can be made now.
+func (x *exchange) resume() error {
+	again := x.pending.Resume
+	x.pending.Wait = nil
+	err := x.decided(x.ask(again))
+	x.over = x.over || x.reqDone && x.respDone
+	return err
+}
+
+// decided sends a decision, unless it is postponed.
+func (x *exchange) decided(d Decision) error {
+	if d.Wait != nil {
+		x.pending.Wait = d.Wait
+		return nil
+	}
+	x.extension.stop()
+	now, p := x.srv.opts.Now, x.pending
 	if d.Ticket != nil {
 		x.flight = &flight{id: x.srv.tracker.hash(d.requestID(x.req.ID)), ticket: d.Ticket, failed: x.srv.opts.Metrics.Failure, panicked: x.srv.opts.OnPanic}
 	}
@@ -400,26 +432,26 @@ func (x *exchange) decide(k Kind, editable bool) error {
 		x.srv.tracker.pass(x.srv.tracker.hash(d.requestID(x.req.ID)))
 	}
 	x.phase = phaseDecided
-	err := x.sendDecision(k, &d, editable)
+	err := x.sendDecision(p.kind, &d, p.editable)
 	x.dropBody()
 	x.id = x.hash()
 	x.req = Request{}
 	x.view.headers = nil
-	if err == nil {
-		x.srv.opts.Metrics.Answered(x.request, now().Sub(received))
+	if err != nil {
+		return err
 	}
-	return err
+	x.srv.opts.Metrics.Answered(x.request, now().Sub(p.received))
+	if p.trailers && x.phase != phaseAbandoned {
+		x.reqDone = true
+		return x.send(&empty[KindRequestTrailers])
+	}
+	return nil
 }
 
-// ask calls the handler. While the handler holds the request (Request.Hold), it extends Envoy's
-// message timeout.
-func (x *exchange) ask(k Kind) (d Decision) {
-	x.join()
-	x.req.Body = whole(x.body)
-	if k != KindRequestTrailers {
-		x.req.view, x.req.controls = &x.view, &x.srv.controls
-	}
-	defer x.holdTimeout()()
+func (x *exchange) first() Decision { return x.srv.handler.Decide(x.ctx, &x.req) }
+
+// ask calls the handler.
+func (x *exchange) ask(handler func() Decision) (d Decision) {
 	defer func() {
 		if value := recover(); value != nil {
 			x.srv.opts.Metrics.Failure(FailurePanic)
@@ -427,7 +459,7 @@ func (x *exchange) ask(k Kind) (d Decision) {
 			d = Decision{Reject: x.srv.opts.PanicReject}
 		}
 	}()
-	return x.srv.handler.Decide(x.ctx, &x.req)
+	return handler()
 }
 
 // join makes the body one piece. During the copy both copies count towards the limits.
@@ -443,39 +475,54 @@ func (x *exchange) join() {
 	x.srv.bodies.replace(&x.held, joined)
 }
 
-// holdTimeout extends Envoy's message timeout once, if the decision takes long while the handler
-// holds the request. The returned function stops it; nothing is sent after it has returned.
-func (x *exchange) holdTimeout() (stop func()) {
-	if x.srv.opts.ExtendTimeout <= 0 || x.request.duplex() {
-		return func() {}
+// extension extends Envoy's message timeout once, if the decision takes long while the handler
+// holds the request (Request.Hold).
+type extension struct {
+	mu               sync.Mutex
+	timer            *time.Timer // nil if nothing is to be extended
+	send             func(*answer) error
+	timeout          time.Duration
+	late, held, done bool // done: sent, or too late to send
+}
+
+func (e *extension) start(x *exchange) {
+	o := &x.srv.opts
+	if o.ExtendTimeout <= 0 || x.request.duplex() {
+		return
 	}
-	var mu sync.Mutex
-	late, held, done := false, false, false // done: sent, or too late to send
-	extend := func() {
-		if !late || !held || done {
-			return
-		}
-		done = true
-		a := extendTimeout(x.srv.opts.ExtendTimeout)
-		_ = x.send(&a) // the next send reports a broken stream
-	}
-	t := time.AfterFunc(x.srv.opts.ExtendAfter, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		late = true
-		extend()
+	e.send, e.timeout = x.send, o.ExtendTimeout
+	e.timer = time.AfterFunc(o.ExtendAfter, func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.late = true
+		e.extend()
 	})
-	x.req.hold = func(on bool) {
-		mu.Lock()
-		defer mu.Unlock()
-		held = on
-		extend()
+	x.req.extension = e
+}
+
+func (e *extension) hold(on bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.held = on
+	e.extend()
+}
+
+func (e *extension) extend() {
+	if !e.late || !e.held || e.done {
+		return
 	}
-	return func() {
-		t.Stop()
-		mu.Lock()
-		done = true
-		mu.Unlock()
+	e.done = true
+	a := extendTimeout(e.timeout)
+	_ = e.send(&a) // the next send reports a broken stream
+}
+
+// stop ends it: nothing is sent afterwards.
+func (e *extension) stop() {
+	if e.timer != nil {
+		e.timer.Stop()
+		e.mu.Lock()
+		e.done = true
+		e.mu.Unlock()
 	}
 }
 

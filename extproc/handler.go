@@ -9,9 +9,9 @@ import (
 type Handler interface {
 	// Decide is called once per HTTP request, when its headers and as much of its body as the
 	// processing mode delivers have arrived. ctx ends when the client, Envoy or the server gives
-	// up on the request. Decide may block, for example on a prefill leg. The Request and its
-	// Body are valid until Decide returns. A panic is recovered and counted, and the request
-	// continues without a decision.
+	// up on the request. Decide may block, for example on a prefill leg; for long waits, of many
+	// requests, see Decision.Wait. The Request and its Body are valid until it returns a Decision
+	// without Wait. A panic is recovered and counted, and the request continues without a decision.
 	Decide(ctx context.Context, r *Request) Decision
 }
 
@@ -42,7 +42,7 @@ type Request struct {
 	// Mode is how the body reaches the server.
 	Mode Mode
 
-	hold func(on bool) // set by the exchange; nil outside of one
+	extension *extension // of the exchange; nil outside of one
 	// view and controls are the exchange's, nil outside of one and where no header is changed.
 	view     *headerView
 	controls *controls
@@ -70,8 +70,8 @@ func (r *Request) Fits(d *Decision) bool {
 // Envoy for Options.ExtendTimeout, once. While it is off, a Decide that hangs costs at most
 // Envoy's message_timeout. Call it from the goroutine of Decide.
 func (r *Request) Hold(on bool) {
-	if r.hold != nil {
-		r.hold(on)
+	if r.extension != nil {
+		r.extension.hold(on)
 	}
 }
 
@@ -87,6 +87,8 @@ func (r *Request) Header(name string) (string, bool) {
 
 // Decision is the answer to a Request. The zero Decision lets the request continue unrouted.
 type Decision struct {
+	// Wait, if not nil, postpones the decision; all else is ignored then.
+	Wait *Wait
 	// Reject, if not nil, is sent to the client and ends the request.
 	Reject *Reject
 	// Endpoint is the pick, "ip:port", or a comma-separated list in order of preference. ""
@@ -109,6 +111,28 @@ type Decision struct {
 	Abort <-chan *Reject
 	// Ticket follows the request until its end; may be nil.
 	Ticket Ticket
+}
+
+// Wait is a decision that is not made yet. A request that waits so, and not inside of Decide,
+// needs no deep stack: the goroutine of its stream has returned from all that was called.
+type Wait struct {
+	// Ready is closed when the decision can be made.
+	Ready <-chan struct{}
+	// Resume makes it. It is called once, when Ready is closed or the request's context has ended.
+	Resume func() Decision
+}
+
+// Await returns the decision without Wait: for handlers that wrap another one, and outside of a
+// server.
+func (d Decision) Await(ctx context.Context) Decision {
+	for d.Wait != nil {
+		select {
+		case <-d.Wait.Ready:
+		case <-ctx.Done():
+		}
+		d = d.Wait.Resume()
+	}
+	return d
 }
 
 // requestID returns the id by which Envoy knows the request after the decision, which may

@@ -116,6 +116,16 @@ func (s *Server) process(stream grpc.ServerStream) error {
 			x.close()
 			return nil
 		}
+		for x.pending.Wait != nil {
+			select {
+			case <-x.pending.Ready:
+			case <-x.ctx.Done():
+			}
+			if x.resume() != nil {
+				x.close()
+				return nil
+			}
+		}
 	}
 	if x.over {
 		x.close()

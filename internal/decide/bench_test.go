@@ -218,7 +218,7 @@ func blocksOf(tb testing.TB, d *Decider, raw []byte) ([]kvindex.Hash, []uint32) 
 		return nil, nil
 	}
 	hasher := d.fleet.Index().Hasher()
-	s.hashes = conv.AppendHashes(&s.turn, s.hashes[:0], hasher.Seed("demo", "", ""), t.ids, d.cfg.Index.BlockSize, hasher.AppendHashes)
+	s.hashes = conv.AppendHashes(s.turn, s.hashes[:0], hasher.Seed("demo", "", ""), t.ids, d.cfg.Index.BlockSize, hasher.AppendHashes)
 	d.keepScratch(s)
 	return s.hashes, t.ids
 }

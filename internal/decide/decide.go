@@ -265,10 +265,7 @@ func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decisi
 	j.cpu = d.cpu.place(ctx, exact, len(r.Body))
 	defer j.cpu.release() // after a panic too
 	j.s = d.takeScratch()
-	decision := j.survive(ctx, exact)
-	d.keepScratch(j.s)
-	d.metrics.Observe(observe.StageTotal, d.now().Sub(began)-j.elsewhere)
-	return decision
+	return j.survive(ctx, func() (extproc.Decision, error) { return j.run(ctx, exact) })
 }
 
 // job is the state that all steps of one decision share. It belongs to the goroutine of
@@ -293,9 +290,9 @@ type job struct {
 	booked *routing.Plan
 }
 
-// survive runs the steps. If they panic nothing stays booked; the panic propagates to the
+// survive runs steps. If they panic nothing stays booked; the panic propagates to the
 // caller, see PanicReject. The scratch memory is then not reused.
-func (j *job) survive(ctx, exact context.Context) extproc.Decision {
+func (j *job) survive(ctx context.Context, steps func() (extproc.Decision, error)) extproc.Decision {
 	done := false
 	defer func() {
 		if done {
@@ -307,7 +304,11 @@ func (j *job) survive(ctx, exact context.Context) extproc.Decision {
 		}
 		j.d.tracer.Decided(j.entry, j.d.now(), true)
 	}()
-	decision, err := j.run(ctx, exact)
+	decision, err := steps()
+	if q, ok := err.(*waiter); ok { //nolint:errorlint // nothing wraps it
+		done = true
+		return q.postponed(ctx)
+	}
 	if err != nil {
 		decision = j.answer(err)
 	} else if decision.Reject == nil && j.degraded != "" {
@@ -315,6 +316,8 @@ func (j *job) survive(ctx, exact context.Context) extproc.Decision {
 	}
 	j.d.tracer.Decided(j.entry, j.clock, decision.Ticket == nil)
 	done = true
+	j.d.keepScratch(j.s)
+	j.d.metrics.Observe(observe.StageTotal, j.d.now().Sub(j.began)-j.elsewhere)
 	return decision
 }
 
@@ -353,9 +356,15 @@ func (j *job) run(ctx, exact context.Context) (extproc.Decision, error) {
 	}
 	w := &work{job: j, in: in, tokens: t}
 	j.query(w)
+	return w.conclude(ctx)
+}
+
+// conclude is the rest of the request path. If its error is a waiter it is called again when that
+// has left the queue.
+func (w *work) conclude(ctx context.Context) (extproc.Decision, error) {
 	p, err := w.pick(ctx)
 	if err != nil {
-		return none, err
+		return extproc.Decision{}, err
 	}
 	if p.plan.Prefill != routing.NoSlot {
 		return w.split(ctx, p)
@@ -383,7 +392,7 @@ func (j *job) took(s observe.Stage) {
 
 // scratch is memory that decisions reuse one after the other.
 type scratch struct {
-	turn     conv.Turn
+	turn     *conv.Turn
 	ids      []uint32
 	hashes   []kvindex.Hash
 	matches  kvindex.Matches
@@ -391,21 +400,28 @@ type scratch struct {
 	prefix   []uint64
 	subset   routing.SlotSet
 	exclude  []kvindex.Slot
+	// waited is set if the memory is only what a waiting request keeps, see work.slim.
+	waited bool
 }
 
 // maxScratchIDs bounds the ids and hashes that scratch memory keeps between requests.
 const maxScratchIDs = 1 << 18
+
+func newScratch() *scratch { return &scratch{turn: &conv.Turn{}} }
 
 func (d *Decider) takeScratch() *scratch {
 	select {
 	case s := <-d.scratch:
 		return s
 	default:
-		return &scratch{}
+		return newScratch()
 	}
 }
 
 func (d *Decider) keepScratch(s *scratch) {
+	if s.waited {
+		return
+	}
 	s.turn.Reset() // keep no body alive
 	if max(cap(s.ids), d.cfg.Index.BlockSize*cap(s.prefix)) > maxScratchIDs {
 		s.ids, s.hashes, s.prefix = nil, nil, nil

@@ -39,6 +39,11 @@ type bench struct {
 	n         int
 }
 
+// Decide waits as long as the request does.
+func (b *bench) Decide(ctx context.Context, r *extproc.Request) extproc.Decision {
+	return b.Decider.Decide(ctx, r).Await(ctx)
+}
+
 func newBench(t testing.TB, yaml string, list ...workers.Worker) *bench {
 	t.Helper()
 	c, err := config.Parse("test.yaml", []byte("models: [{name: demo, aliases: [alias], adapters: [sql], tokenizer: \"builtin:qwen3\", check: {disabled: true}}]\n"+yaml))
@@ -341,7 +346,7 @@ func TestObjectivesHavePriorities(t *testing.T) {
 	for _, trust := range []string{"{}", "{trust_objectives: true, objectives: {batch: -1}}", "{trust_overrides: true, objectives: {batch: -1}}"} {
 		b := newBench(t, "routing: "+trust+"\nflow: {max_requests: 8, bands: [{priority: 2, models: [demo]}]}\n", worker("a", 0))
 		query := func(headers ...string) routing.Query {
-			w := &work{job: &job{d: b.Decider, s: &scratch{}, r: b.request("/", "", headers...)}, in: &input{name: "demo"}, tokens: &tokens{}}
+			w := &work{job: &job{d: b.Decider, s: newScratch(), r: b.request("/", "", headers...)}, in: &input{name: "demo"}, tokens: &tokens{}}
 			w.job.query(w)
 			return w.query
 		}

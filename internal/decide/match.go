@@ -42,7 +42,7 @@ func (j *job) match(in *input, t *tokens) {
 	hasher := d.fleet.Index().Hasher()
 	seed := hasher.Seed(in.model.CacheName(), adapter(in), salt(in.body, j.cacheSalt(in)))
 	if t.media == nil {
-		s.hashes = conv.AppendHashes(&s.turn, s.hashes, seed, t.ids, block, hasher.AppendHashes)
+		s.hashes = conv.AppendHashes(s.turn, s.hashes, seed, t.ids, block, hasher.AppendHashes)
 	} else {
 		s.hashes = hasher.AppendHashesExtra(s.hashes, seed, t.ids, block, nil, fleet.Media(t.media))
 	}

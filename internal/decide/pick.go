@@ -45,9 +45,11 @@ type work struct {
 	// again counts how often the request was planned again because its decode target went
 	// away. It does not wait then, because a prefill worker may hold its blocks until their
 	// lease ends.
-	again int
-	tried []kvindex.Slot // prefill targets that have failed
-	ex    *routing.Explanation
+	again     int
+	tried     []kvindex.Slot // prefill targets that have failed
+	queued    *waiter        // nil unless it waits
+	ex        *routing.Explanation
+	explained bool
 }
 
 // placed is a plan with the endpoints that its targets had when it was booked, and the
@@ -106,10 +108,13 @@ func (j *job) query(w *work) {
 // pick chooses and books targets, and explains the choice.
 func (w *work) pick(ctx context.Context) (*placed, error) {
 	d := w.d
-	if d.decisions.Explains(d.fleet.View().NumSlots()) {
-		w.ex = d.decisions.Blank()
+	if w.queued == nil && d.decisions.Explains(d.fleet.View().NumSlots()) {
+		w.ex, w.explained = d.decisions.Blank(), true
 	}
 	p, err := w.placeOrLocal(ctx)
+	if w.queued != nil {
+		return nil, w.queued
+	}
 	w.entry.Explain(w.ex)
 	if err != nil {
 		return nil, err
@@ -151,14 +156,12 @@ func (w *work) placeOrLocal(ctx context.Context) (*placed, error) {
 // prompt.
 func (w *work) place(ctx context.Context) (*placed, error) {
 	d := w.d
-	p, waiter, err := w.choose()
-	if waiter != nil {
-		w.cpu.release()
-		p, err = d.wait(ctx, waiter)
-		now := d.now()
-		w.entry.Wait(now.Sub(w.clock))
-		w.elsewhere += w.entry.Waited
-		w.clock = now
+	q, p, err := w.queued, (*placed)(nil), error(nil)
+	if q != nil {
+		w.queued = nil
+		p, err = d.waited(q)
+	} else if p, w.queued, err = w.choose(); w.queued != nil {
+		return nil, w.queued
 	}
 	if err != nil {
 		return nil, err

@@ -30,7 +30,7 @@ func TestANewcomerInThePrefillWorkersSlot(t *testing.T) {
 	}))
 	t.Cleanup(newcomer.Close)
 	now := p.now()
-	s := &scratch{}
+	s := newScratch()
 	j := &job{d: p.Decider, began: now, clock: now, s: s, api: body.Completions, r: &extproc.Request{ID: "x", Method: "POST", Path: "/v1/completions",
 		Body: []byte(`{"prompt":"` + strings.Repeat("word ", 400) + `"}`)}}
 	j.entry = observe.NewEntry(j.r, now)

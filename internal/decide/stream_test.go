@@ -112,7 +112,7 @@ func TestMemoryOfStreams(t *testing.T) {
 	b.untilWaiting(streams)
 	body := int64(len(text("sea", streamWords)))
 	each := (memory()-before)/(streams/2) - body
-	const limit = 48 << 10
+	const limit = 26 << 10 // 17 KB, and 25 under the race detector
 	if t.Logf("%d bytes a request of %d words in addition to its body of %d", each, streamWords, body); each > limit {
 		t.Errorf("got %d bytes for a waiting stream in addition to its body, want at most %d", each, limit)
 	}

@@ -205,7 +205,7 @@ func TestPanicReject(t *testing.T) {
 func TestAConversationWithoutATenantIsNotATenants(t *testing.T) {
 	b := newBench(t, "tenants: {salt_header: x-tenant, required: false}\n")
 	in := func(salt, conversation string) string {
-		j := &job{d: b.Decider, s: &scratch{}}
+		j := &job{d: b.Decider, s: newScratch()}
 		return j.ownConversation(&input{salt: salt, conversation: conversation})
 	}
 	a := TenantSalt("a", nil)

@@ -88,7 +88,7 @@ func TestTheTextOfALongChat(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		j := &job{d: b.Decider, s: &scratch{}, cacheReads: 1}
+		j := &job{d: b.Decider, s: newScratch(), cacheReads: 1}
 		j.textPrefix(&input{body: req, known: true, model: b.fleet.Model("demo"), name: "demo"})
 		if got, want := len(j.s.prefix), (len(req.Prompt.Of(req.Body))-1)/64; got != want {
 			t.Errorf("%d messages: got %d hashes, want %d", messages, got, want)

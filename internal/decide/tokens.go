@@ -80,7 +80,7 @@ func (j *job) ids(ctx, exact context.Context, in *input, t *tokens) (shape.Resul
 	why := in.model.Unfit()
 	if why == nil {
 		t.made = in.model
-		return in.model.Tokens.PromptInto(exact, j.s.ids, &j.s.turn, in.model.Engine)
+		return in.model.Tokens.PromptInto(exact, j.s.ids, j.s.turn, in.model.Engine)
 	}
 	if in.model.Remote == nil {
 		return shape.Result{}, why

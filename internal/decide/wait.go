@@ -11,9 +11,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
+	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -26,9 +28,13 @@ type waiting struct {
 	last  uint64
 	// drained is set once the process ends: no request may wait then.
 	drained bool
+	// What attempts use, one at a time. An explanation stays with the request that leaves the queue by it.
+	matches  kvindex.Matches
+	overlaps []routing.Overlap
+	ex       *routing.Explanation
 }
 
-// waiter is a request in the queue.
+// waiter is a request in the queue. As an error it ends the steps until it has left.
 type waiter struct {
 	id       uint64
 	work     *work
@@ -42,6 +48,8 @@ type waiter struct {
 	err      error
 	panicked any
 }
+
+func (*waiter) Error() string { return "the request waits" }
 
 // choose picks, or enters the queue if there is no capacity: the waiter returned then
 // is not nil.
@@ -106,22 +114,28 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 	}
 	d.waiting.last = q.id
 	d.waiting.byID[q.id] = q
-	if m := w.in.model; d.legs == nil && (m == nil || !m.Config.HandIDs) { // nothing needs the ids again
-		w.tokens.ids, w.s.ids = nil, nil
-	}
 	w.slim()
 	return nil
 }
 
-// slim drops what was only needed to make tokens, because the request may now wait for long: the spans of a hostile
-// body's elements take several times the body's memory.
+// slim returns the scratch memory but for what placing needs, because the request may now wait for long: the spans of a
+// hostile body's elements take several times the body's memory, and overlaps and explanations grow with the targets.
 func (w *work) slim() {
+	s := w.s
+	w.s = &scratch{hashes: slices.Clone(s.hashes), prefix: slices.Clone(s.prefix), exclude: slices.Clone(s.exclude), waited: true}
+	w.query.Prefix, w.query.Exclude = w.s.prefix, w.s.exclude
+	if m := w.in.model; w.d.legs == nil && (m == nil || !m.Config.HandIDs) { // nothing needs the ids again
+		w.tokens.ids = nil
+	} else {
+		s.ids = nil // they may be there
+	}
 	if w.in.body != nil {
 		r := *w.in.body
 		r.Elements = nil
 		w.in.body = &r
 	}
-	w.s.turn = conv.Turn{} // may own the body that was copied
+	w.ex, s.turn = nil, &conv.Turn{} // may own the body that was copied
+	w.d.keepScratch(s)
 }
 
 // turnedAway is the answer to a request that cannot wait, or cannot wait longer, for what
@@ -148,28 +162,45 @@ func retryAfter(err error) time.Duration {
 	return 5 * time.Second // a worker starts in minutes
 }
 
-// wait sleeps until the request was placed or shed, has waited for as long as it may, or its client
-// has disconnected.
-func (d *Decider) wait(ctx context.Context, q *waiter) (*placed, error) {
-	timer := time.NewTimer(q.deadline - q.since)
-	defer timer.Stop()
-	q.work.r.Hold(true)
-	defer q.work.r.Hold(false)
-	gone := false
-	select {
-	case <-q.left:
-	case <-timer.C:
-	case <-ctx.Done():
-		gone = true
-	}
+// postponed is the decision until the request was placed or shed, has waited for as long as it may,
+// or its client has disconnected.
+func (q *waiter) postponed(ctx context.Context) extproc.Decision {
+	w := q.work
+	w.r.Hold(true)
+	timer := time.AfterFunc(q.deadline-q.since, q.expire)
+	return extproc.Decision{Wait: &extproc.Wait{Ready: q.left, Resume: func() extproc.Decision {
+		timer.Stop()
+		w.r.Hold(false)
+		return w.survive(ctx, func() (extproc.Decision, error) { return w.conclude(ctx) })
+	}}}
+}
+
+// expire ends the wait of a request that has waited for as long as it may.
+func (q *waiter) expire() {
+	d := q.work.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.waiting.queue.Remove(q.id) {
+		q.late()
+		d.waiting.dismiss(q)
+	}
+}
+
+func (q *waiter) late() {
+	q.err = q.work.turnedAway(q.err, "kvlane_queue_timeout", "no worker became free in time; try again", 0)
+}
+
+// waited is how the wait of a request ended: if it is still in the queue, its client has disconnected.
+func (d *Decider) waited(q *waiter) (*placed, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w, now := q.work, d.now()
+	w.entry.Wait(now.Sub(w.clock))
+	w.elsewhere += w.entry.Waited
+	w.clock = now
+	if d.waiting.queue.Remove(q.id) {
 		delete(d.waiting.byID, q.id)
-		if gone {
-			return nil, errClientGone
-		}
-		return nil, q.work.turnedAway(q.err, "kvlane_queue_timeout", "no worker became free in time; try again", 0)
+		return nil, errClientGone
 	}
 	if q.panicked != nil {
 		panic(q.panicked)
@@ -185,10 +216,11 @@ func (d *Decider) placeWaiting(now time.Duration, all bool) {
 		if q.deadline > now {
 			q.attempt(now)
 			if lane, waits := q.work.lane(q.err); waits {
+				d.waiting.ex, q.work.ex = q.work.ex, nil
 				return routing.Outcome{Moves: true, To: lane}
 			}
 		} else {
-			q.err = q.work.turnedAway(q.err, "kvlane_queue_timeout", "no worker became free in time; try again", 0)
+			q.late()
 		}
 		d.waiting.dismiss(q)
 		if q.placed == nil {
@@ -203,15 +235,26 @@ func (d *Decider) placeWaiting(now time.Duration, all bool) {
 // to the waiter's own goroutine, not to the one that freed capacity, and removes the waiter
 // from the queue, so that the others get their turn.
 func (q *waiter) attempt(now time.Duration) {
+	w, l := q.work, &q.work.d.waiting
+	w.s.matches, w.s.overlaps = l.matches, l.overlaps
 	defer func() {
 		if q.panicked = recover(); q.panicked != nil {
 			q.err = nil
 		}
+		l.matches, l.overlaps, w.s.matches = w.s.matches, w.s.overlaps, kvindex.Matches{}
+		if w.s.overlaps = nil; q.placed != nil {
+			w.s.overlaps = slices.Clone(l.overlaps)
+		}
 	}()
-	q.work.query.Waited = now - q.since
-	q.work.overlap(q.work.tokens)
-	q.work.overlapStored()
-	q.placed, q.err = q.work.try(now)
+	if w.explained {
+		if w.ex, l.ex = l.ex, nil; w.ex == nil {
+			w.ex = w.d.decisions.Blank()
+		}
+	}
+	w.query.Waited = now - q.since
+	w.overlap(w.tokens)
+	w.overlapStored()
+	q.placed, q.err = w.try(now)
 }
 
 // dismiss wakes a waiter that is out of the queue, or leaves it now.

@@ -118,7 +118,7 @@ func TestAPanickingWaiterIsAlone(t *testing.T) {
 	b.mu.Lock()
 	for _, w := range b.waiting.byID {
 		if w.work.r == r {
-			w.work.s = nil
+			w.work.tokens = nil
 		}
 	}
 	b.mu.Unlock()

@@ -1,0 +1,76 @@
+package extproc
+
+import (
+	"context"
+	"maps"
+	"testing"
+
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+)
+
+// A decision that was postponed, twice, is answered as one that was made immediately, in every mode and with trailers.
+func TestAPostponedDecisionIsTheSame(t *testing.T) {
+	decided := Decision{Endpoint: "10.0.0.1:8000", Set: []Header{{Name: "x-to", Value: "a"}}, Body: []byte("new")}
+	for _, mode := range append(benchModes, filterv3.ProcessingMode_BUFFERED_PARTIAL) {
+		for _, trailers := range []bool{false, mode != filterv3.ProcessingMode_STREAMED} { // held, Envoy sends them after the answer
+			c := call{request: mode, eager: true, headers: benchHeaders, trailers: trailers, respChunks: [][]byte{[]byte("r")}, chunks: [][]byte{[]byte("o"), []byte("ld")}}
+			if mode == filterv3.ProcessingMode_BUFFERED || mode == filterv3.ProcessingMode_BUFFERED_PARTIAL {
+				c.chunks = c.chunks[:1]
+			}
+			var got [2]*planeResult
+			for i := range got {
+				h := handlerFunc(func(_ context.Context, r *Request) Decision {
+					d := decided
+					d.Ticket = nopTicket{}
+					if r.Partial {
+						d.Body = nil
+					}
+					for range 2 * i {
+						ready, later := make(chan struct{}), d
+						d = Decision{Reject: &Reject{Status: 500}, Wait: &Wait{Ready: ready, Resume: func() Decision { return later }}}
+						close(ready)
+					}
+					return d
+				})
+				b := newBed(t, Options{}, h)
+				var err error
+				if got[i], err = b.play(t.Context(), &c); err != nil {
+					t.Fatalf("%v, trailers %v, postponed %v: %v", mode, trailers, i > 0, err)
+				}
+				waitFor(t, func() bool { n, bytes := b.srv.InFlight(); return n == 0 && bytes == 0 })
+			}
+			if a, b := got[0], got[1]; a.pick != "10.0.0.1:8000" || a.pick != b.pick || a.immediate != nil || b.immediate != nil || string(a.body) != string(b.body) ||
+				!maps.Equal(a.set, b.set) || a.answers != b.answers || a.trailersOK != b.trailersOK {
+				t.Errorf("%v, trailers %v: got %+v when postponed, want %+v", mode, trailers, b, a)
+			}
+		}
+	}
+}
+
+// A client that leaves ends the wait, and a panic after a wait is that of a decision.
+func TestAPostponedDecisionEnds(t *testing.T) {
+	ctx, leave := context.WithCancel(t.Context())
+	ended := make(chan bool, 1)
+	h := handlerFunc(func(ctx context.Context, r *Request) Decision {
+		ready := make(chan struct{})
+		if r.Path != "/gone" {
+			close(ready)
+			return Decision{Wait: &Wait{Ready: ready, Resume: func() Decision { panic("late") }}}
+		}
+		defer leave()
+		return Decision{Wait: &Wait{Ready: ready, Resume: func() Decision { ended <- ctx.Err() != nil; return Decision{} }}}
+	})
+	b := newBed(t, Options{PanicReject: &Reject{Status: 500}}, h)
+	gone := &call{request: filterv3.ProcessingMode_BUFFERED, headers: []Header{{":path", "/gone"}}, chunks: [][]byte{[]byte("x")}}
+	if _, err := b.play(ctx, gone); err == nil {
+		t.Error("got an answer, want none: the client left")
+	}
+	if !<-ended {
+		t.Error("the decision was resumed before the client left")
+	}
+	waitFor(t, func() bool { n, _ := b.srv.InFlight(); return n == 0 && b.failed(FailureCancelled) == 1 })
+	got, err := b.play(t.Context(), &call{request: filterv3.ProcessingMode_BUFFERED, headers: benchHeaders, chunks: [][]byte{[]byte("x")}})
+	if err != nil || got.immediate == nil || b.failed(FailurePanic) != 1 {
+		t.Errorf("got %+v, %v and %d panics, want the answer of one", got, err, b.failed(FailurePanic))
+	}
+}
