@@ -1,14 +1,16 @@
-"""Record what vLLM makes of generated chats for a model whose prompts it encodes in code.
+"""Record what an engine makes of generated bodies: of chats for a model whose prompts vLLM encodes in code, or of any API of SGLang.
 
 encoders.py KIND URL SEED COUNT OUT: posts COUNT bodies to URL/v1/chat/completions/render (harmony_responses: /v1/responses/render) of a vLLM that serves "tiny", and
 writes a line each to OUT (gzipped): the body, and the ids or the status; sound: the body is what clients write. KIND selects special tokens that clients write:
 harmony, deepseek. Two thirds are conversations with tools, results and thoughts, the rest is what bodies.py calls
-valid, nearly valid or hostile, without sampling parameters. encoders.py golden IN COUNT OUT: the first COUNT lines with a
+valid, nearly valid or hostile, without sampling parameters. sglang_API: bodies.py's for an API, posted to where sglang_ids.py
+serves it. encoders.py golden IN COUNT OUT: the first COUNT lines with a
 hash in place of the ids. Run by any Python 3; encoders.sh starts the engine.
 """
 import gzip
 import hashlib
 import json
+import re
 import sys
 import urllib.error
 import urllib.request
@@ -213,16 +215,18 @@ class Maker(bodies.Maker):
         return (body if sound else self.mutated(body) | {"model": "tiny"}), sound
 
 
-def ask(url, body):
+def ask(url, body, wait=60):
     request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})
     try:
-        return {"ids": json.load(urllib.request.urlopen(request, timeout=60))["token_ids"]}
+        return {"ids": json.load(urllib.request.urlopen(request, timeout=wait))["token_ids"]}
     except urllib.error.HTTPError as e:
         answer = e.read()
         try:
             reason = json.loads(answer)["error"]["message"]
         except (ValueError, KeyError, TypeError):
             reason = answer.decode(errors="replace")
+        if "ids [" in reason:
+            return {"ids": json.loads(reason[reason.index("[") : reason.index("]") + 1])}
         return {"status": e.code, "reason": reason[:200]}
 
 
@@ -236,7 +240,28 @@ def golden(recorded, count, out):
             f.write((json.dumps(case, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
 
 
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses", "embeddings": "/v1/embeddings", "messages": "/v1/messages",
+         "generate": "/generate"}
+
+
+def sglang(api, url, seed, count, out):
+    with gzip.open(out, "wt") as f:
+        for body in bodies.bodies(api, seed, int(count)):
+            if re.search(r'"n": [ "+]*[1-9][\d_]{3}', body):  # SGLang makes a list of n elements
+                continue
+            try:
+                answer = ask(url + PATHS[api], body, 4)
+            except (TimeoutError, ValueError, KeyError, TypeError):  # sampled several times, or of no prompt
+                answer = {"status": 599, "reason": "no ids"}
+            ids = answer.get("ids", [0])
+            if not ids or any(type(i) is not int or not 0 <= i < 200000 for i in ids):
+                answer = {"status": 599, "reason": "the scheduler refuses it"}
+            f.write(json.dumps({"body": body, **answer}) + "\n")
+
+
 def main(kind, url, seed, count, out):
+    if kind.startswith("sglang_"):
+        return sglang(kind.removeprefix("sglang_"), url, seed, count, out)
     maker = Maker(int(seed), kind)
     with gzip.open(out, "wt") as f:
         for _ in range(int(count)):

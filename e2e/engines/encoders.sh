@@ -1,14 +1,14 @@
 #!/bin/bash
-# Records what stock vLLM makes of generated chats for models whose prompts it encodes in code:
-# encoders.sh VLLM MODELS COUNT OUT, with VLLM the engine's virtual environment, MODELS the folder of tokenizers. Writes
-# OUT/NAME.jsonl.gz. The engine runs without weights (vllm launch render).
+# Records what stock vLLM makes of generated chats for models whose prompts it encodes in code, and stock SGLang of bodies of
+# its APIs: encoders.sh ENGINES MODELS COUNT OUT, with ENGINES the folder of install.sh, MODELS that of tokenizers. Writes
+# OUT/NAME.jsonl.gz. vLLM runs without weights (vllm launch render), SGLang up to its scheduler (sglang_ids.py).
 set -euo pipefail
 own=$(cd "$(dirname "$0")" && pwd)
-vllm=$(cd "$1" && pwd) models=$2 count=$3 out=$4
+vllm=$(cd "$1/vllm" && pwd) sglang=$(cd "$1/sglang" && pwd) models=$2 count=$3 out=$4
 mkdir -p "$out"
 work=$(mktemp -d)
 server=
-trap '[ -z "$server" ] || kill "$server"; rm -rf "$work"' EXIT
+trap '[ -z "$server" ] || kill -- "$server"; rm -rf "$work"' EXIT
 export VLLM_SYSTEM_START_DATE=2026-11-22 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 TIKTOKEN_ENCODINGS_BASE=$work/gptoss
 port=${PORT:-8391}
 
@@ -31,6 +31,30 @@ record() { # NAME TOKENIZER KIND ARGUMENTS...
   server=
 }
 
+# SGLang's processes end with their group.
+record_sglang() { # ARGUMENTS -- APIS...
+  local arguments=()
+  while [ "$1" != -- ]; do arguments+=("$1"); shift; done
+  shift
+  [ -z "${ONLY:-}" ] || [[ " $ONLY " = *" sglang "* ]] || return 0
+  setsid "$sglang/bin/python" "$own/serve.py" sglang_ids --tokenizer "$models/qwen3" --work "$work" --port "$port" --events $((port + 1)) \
+    --replay $((port + 2)) --ranks 1 -- "${arguments[@]}" > "$out/sglang.log" 2>&1 &
+  server=-$!
+  for _ in $(seq 900); do
+    curl -sf -o /dev/null "http://127.0.0.1:$port/v1/models" && break
+    kill -0 -- "$server" || { tail -5 "$out/sglang.log"; exit 1; }
+    sleep 1
+  done
+  for api in "$@"; do
+    python3 "$own/encoders.py" "sglang_$api" "http://127.0.0.1:$port" "${SEED:-$RANDOM}" "$count" "$out/sglang_$api.jsonl.gz"
+  done
+  kill -9 -- "$server"
+  wait || true
+  server=
+}
+
+record_sglang -- chat completions responses messages generate
+record_sglang --is-embedding -- embeddings
 record harmony gptoss harmony --enable-auto-tool-choice --tool-call-parser openai
 record harmony_responses gptoss harmony_responses --enable-auto-tool-choice --tool-call-parser openai
 record deepseek_v32 deepseek_v3 deepseek --enable-auto-tool-choice --tool-call-parser deepseek_v32 --tokenizer-mode deepseek_v32

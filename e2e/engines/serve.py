@@ -13,7 +13,7 @@ import tiny_model
 
 own = pathlib.Path(__file__).resolve().parent
 parser = argparse.ArgumentParser()
-parser.add_argument("engine", choices=["vllm", "render", "sglang"], help="render: vLLM's server of token ids, no engine")
+parser.add_argument("engine", choices=["vllm", "render", "sglang", "sglang_ids"], help="render, sglang_ids: only token ids")
 parser.add_argument("--tokenizer", required=True)
 parser.add_argument("--work", required=True, help="where models are kept")
 parser.add_argument("--port", type=int, required=True)
@@ -46,11 +46,14 @@ common = [str(model), "--served-model-name", "tiny", "--host", "127.0.0.1", "--p
 events = {"publisher": "zmq", "endpoint": f"tcp://*:{options.events}", "replay_endpoint": f"tcp://127.0.0.1:{options.replay}",
           "topic": "kv-events"}
 tools = [] if options.no_tools else ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-if options.engine == "sglang":
+if options.engine.startswith("sglang"):
     cores = os.cpu_count() or 1
     os.environ.update(SGLANG_USE_CPU_ENGINE="1", PYTHONPATH=str(own / "sglang-kernels"),
                       SGLANG_CPU_OMP_THREADS_BIND="|".join(str(r % cores) for r in range(options.ranks)))
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", *common, "--device", "cpu", "--page-size", "16",
+    server = ["-m", "sglang.launch_server"]
+    if options.engine == "sglang_ids":
+        server = [str(own / "sglang_ids.py"), "--skip-server-warmup"]
+    command = [sys.executable, *server, "--model-path", *common, "--device", "cpu", "--page-size", "16",
                "--max-total-tokens", str(16 * options.blocks), "--max-running-requests", "8", "--context-length", str(options.context),
                "--disable-overlap-schedule", "--enable-metrics", "--enable-cache-report", "--dp-size", str(options.ranks),
                "--kv-events-config", json.dumps(events), *(["--dtype", "bfloat16"] if mixed else [])]

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 82750
+	totalLimit = 83060
 	totalGoal  = 62000
 )
 
@@ -34,7 +34,7 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 21050, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28700, 22000, []string{"internal/tokens"}},
+	{"tokens", 29000, 22000, []string{"internal/tokens"}},
 	{"fleet", 4560, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1670, 1300, []string{"internal/observe"}},
 	{"decide", 3170, 1700, []string{"internal/decide"}},

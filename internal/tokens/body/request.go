@@ -337,7 +337,14 @@ func (r *Request) MaxTokens() (n int64, ok bool) {
 		}
 		return 0, false
 	}
-	for _, f := range [...]Field{FieldMaxCompletionTokens, FieldMaxOutputTokens, FieldMaxTokens} {
+	fields := []Field{FieldMaxTokens}
+	switch r.API { //nolint:exhaustive // the others have max_tokens
+	case Responses:
+		fields = []Field{FieldMaxOutputTokens}
+	case Chat:
+		fields = []Field{FieldMaxCompletionTokens, FieldMaxTokens}
+	}
+	for _, f := range fields {
 		if n, ok = r.Int(f); ok {
 			return n, true
 		}

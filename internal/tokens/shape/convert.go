@@ -11,7 +11,10 @@ import (
 // to.
 func (m *Model) converted(in input) (*plan, error) {
 	convert := m.anthropicChat
-	if in.API == body.Responses {
+	switch {
+	case in.API == body.Responses && in.profile == profiles[SGLang]:
+		convert = m.sglangResponse
+	case in.API == body.Responses:
 		convert = responsesChat
 	}
 	body, partial, err := convert(in)

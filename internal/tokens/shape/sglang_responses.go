@@ -1,0 +1,293 @@
+package shape
+
+import (
+	"strings"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// sglangResponse follows SGLang 0.5.23's serving_responses.py: items become messages, those of one turn of the assistant one.
+func (m *Model) sglangResponse(in input) (fields *jinja.Dict, partial string, err error) {
+	if partial := engineHistory(in); partial != "" {
+		return nil, partial, nil
+	}
+	var list []*jinja.Dict
+	if text, ok := body.TextOf(in.Raw(body.FieldInstructions)); !ok && given(in.Raw(body.FieldInstructions)) {
+		return nil, "", refuse("instructions: surrogates are not allowed in text")
+	} else if text != "" {
+		list = append(list, chatMessage(roleSystem, jinja.String(text)))
+	}
+	v, err := in.value(body.FieldInput)
+	if err != nil {
+		return nil, "", err
+	}
+	items, isList := v.AsList()
+	if _, isText := v.AsString(); isText {
+		items = []jinja.Value{jinja.FromDict(chatMessage(roleUser, v))}
+	} else if !isList {
+		return nil, "", refuse("input: input should be a valid string or list")
+	}
+	for i := range items {
+		msg, known, err := sglangItem(items[i])
+		switch {
+		case err != nil:
+			return nil, "", err
+		case !known:
+			return nil, "an item that the engine reads in a way of its own", nil
+		case msg != nil:
+			list = joinTurn(list, msg)
+		}
+	}
+	if !m.inlineSystem {
+		list = systemFirst(list)
+	}
+	messages := make([]jinja.Value, len(list))
+	for i, msg := range list {
+		messages[i] = jinja.FromDict(msg)
+	}
+	fields = dict(kv{"messages", jinja.List(messages)}, kv{"tool_choice", jinja.String("none")})
+	tools, _, err := in.listOf(body.FieldTools)
+	if err != nil {
+		return nil, "", err
+	}
+	var functions []jinja.Value
+	for i := range tools {
+		d, _ := tools[i].AsDict()
+		switch textAt(d, "type") {
+		case "function":
+			f := dict(kv{"name", member(d, "name")}, kv{"description", member(d, "description")}, kv{"parameters", member(d, "parameters")},
+				kv{"strict", jinja.Bool(false)})
+			if strict, has := d.Get("strict"); has {
+				f.Set("strict", strict)
+			}
+			functions = append(functions, object(kv{"type", jinja.String("function")}, kv{"function", jinja.FromDict(f)}))
+		case "web_search", "web_search_preview", "code_interpreter", "file_search": // the template does not see them
+		default:
+			return nil, "a tool that the engine shows in a way of its own", nil
+		}
+	}
+	if functions != nil {
+		fields.Set("tools", jinja.List(functions))
+		fields.Delete("tool_choice")
+		choice, err := in.value(body.FieldToolChoice)
+		if err != nil {
+			return nil, "", err
+		}
+		if d, ok := choice.AsDict(); ok {
+			name := member(d, "name")
+			if !name.Truth() {
+				name = member(dictAt(d, "function"), "name")
+			}
+			choice = jinja.None()
+			if kind := textAt(d, "type"); (kind == "function" || kind == "custom") && name.Truth() {
+				choice = object(kv{"type", jinja.String("function")}, kv{"function", object(kv{"name", name})})
+			}
+		}
+		if !choice.IsNone() {
+			fields.Set("tool_choice", choice)
+		}
+	}
+	kwargs, err := in.value(body.FieldChatTemplateKwargs)
+	if err != nil {
+		return nil, "", err
+	}
+	if d, _ := kwargs.AsDict(); !kwargs.IsNone() {
+		if _, has := d.Get("chat_template"); has {
+			return nil, "a template of the request, which the engine takes here without being told to", nil
+		}
+		fields.Set("chat_template_kwargs", kwargs)
+	}
+	reasoning, err := in.value(body.FieldReasoning)
+	if d, ok := reasoning.AsDict(); ok && !member(d, "effort").IsNone() {
+		fields.Set("reasoning_effort", member(d, "effort"))
+	}
+	return fields, "", err
+}
+
+// sglangItem returns the message of an item, nil for a thought without text. known is false for kinds that are not followed.
+func sglangItem(v jinja.Value) (msg *jinja.Dict, known bool, err error) {
+	item, ok := v.AsDict()
+	if !ok {
+		return nil, true, refuse("input: input should be a valid dictionary")
+	}
+	switch kind := textAt(item, "type"); kind {
+	case "function_call":
+		arguments, isText := member(item, "arguments").AsString()
+		parsed, err := jinja.ParseJSON([]byte(arguments))
+		if _, isDict := parsed.AsDict(); !isText || err != nil || !isDict {
+			arguments = "{}"
+		}
+		id := member(item, "call_id")
+		if !id.Truth() {
+			id = member(item, "id")
+		}
+		name, named := member(item, "name").AsString()
+		if !named {
+			return nil, false, nil
+		}
+		return dict(kv{"role", jinja.String(roleAssistant)}, kv{"tool_calls", jinja.List([]jinja.Value{functionCall(textOr(id), name, arguments)})}), true, nil
+	case "function_call_output":
+		output := member(item, "output")
+		if _, isList := output.AsList(); isList {
+			output = jinja.String(blocksText(output, ""))
+		}
+		msg := chatMessage(roleTool, output)
+		msg.Set("tool_call_id", member(item, "call_id"))
+		return msg, true, nil
+	case "reasoning":
+		var texts []string
+		for _, key := range [...]string{"summary", "content"} {
+			parts, _ := member(item, key).AsList()
+			for i := range parts {
+				d, _ := parts[i].AsDict()
+				if text := textAt(d, "text"); text != "" {
+					texts = append(texts, text)
+				}
+			}
+			if texts != nil {
+				return dict(kv{"role", jinja.String(roleAssistant)}, kv{"reasoning_content", jinja.String(strings.Join(texts, "\n"))}), true, nil
+			}
+		}
+		return nil, member(item, "encrypted_content").IsNone(), nil
+	case "", "message":
+	default:
+		return nil, kind == "custom_tool_call" || kind == "custom_tool_call_output", refuse("Unsupported Responses API input item type: '%s'", kind)
+	}
+	msg = jinja.NewDict(item.Len())
+	item.Range(func(k, v jinja.Value) bool {
+		if key, _ := k.AsString(); key != "id" && key != "status" && key != "type" && !v.IsNone() {
+			msg.Set(key, v)
+		}
+		return true
+	})
+	content := member(item, "content")
+	developer := textAt(item, "role") == roleDeveloper
+	if text, ok := content.AsString(); ok && developer {
+		content = jinja.String(developerLabel + "\n" + text)
+	} else if parts, ok := content.AsList(); ok {
+		content = sglangParts(parts, developer)
+	}
+	if developer {
+		msg.Set("role", jinja.String(roleSystem))
+	}
+	if !content.IsNone() {
+		msg.Set("content", content)
+	}
+	return msg, true, nil
+}
+
+const developerLabel = "Developer instructions:"
+
+// textOr returns a text, "" for other values.
+func textOr(v jinja.Value) string {
+	s, _ := v.AsString()
+	return s
+}
+
+// sglangParts returns the parts of a message as a chat has them. developer: the first text is labelled.
+func sglangParts(parts []jinja.Value, developer bool) jinja.Value {
+	out := make([]jinja.Value, 0, len(parts)+1)
+	for i := range parts {
+		d, _ := parts[i].AsDict()
+		text, isText := member(d, "text").AsString()
+		if developer && isText {
+			developer = false
+			d = d.Clone()
+			text = developerLabel + "\n" + text
+			d.Set("text", jinja.String(text))
+		}
+		switch kind := textAt(d, "type"); {
+		case kind == "input_text" || kind == "output_text":
+			out = append(out, textPart(text))
+		case d != nil:
+			out = append(out, jinja.FromDict(d))
+		default:
+			out = append(out, parts[i])
+		}
+	}
+	if developer {
+		out = append([]jinja.Value{textPart(developerLabel)}, out...)
+	}
+	return jinja.List(out)
+}
+
+// joinTurn appends a message, or joins it with the assistant's before it.
+func joinTurn(list []*jinja.Dict, msg *jinja.Dict) []*jinja.Dict {
+	if n := len(list); n == 0 || textAt(msg, "role") != roleAssistant || textAt(list[n-1], "role") != roleAssistant {
+		return append(list, msg)
+	}
+	last := list[len(list)-1]
+	_, thought := last.Get("reasoning_content")
+	if textAt(last, "phase") != textAt(msg, "phase") && (!thought || last.Len() != 2) {
+		return append(list, msg)
+	}
+	if phase := member(msg, "phase"); !phase.IsNone() {
+		last.Set("phase", phase)
+	}
+	if added := member(msg, "content"); !added.IsNone() && !emptyText(added) {
+		before := member(last, "content")
+		a, isText := before.AsString()
+		b, alsoText := added.AsString()
+		switch {
+		case before.IsNone() || isText && a == "":
+			last.Set("content", added)
+		case isText && alsoText:
+			last.Set("content", jinja.String(a+"\n\n"+b))
+		default:
+			last.Set("content", jinja.List(append(asParts(before), asParts(added)...)))
+		}
+	}
+	if calls, _ := member(msg, "tool_calls").AsList(); len(calls) > 0 {
+		before, _ := member(last, "tool_calls").AsList()
+		last.Set("tool_calls", jinja.List(append(before[:len(before):len(before)], calls...)))
+	}
+	if added := textAt(msg, "reasoning_content"); added != "" {
+		if before := textAt(last, "reasoning_content"); before != "" {
+			added = before + "\n" + added
+		}
+		last.Set("reasoning_content", jinja.String(added))
+	}
+	return list
+}
+
+func emptyText(v jinja.Value) bool {
+	s, ok := v.AsString()
+	return ok && s == ""
+}
+
+func asParts(v jinja.Value) []jinja.Value {
+	if parts, ok := v.AsList(); ok {
+		return parts[:len(parts):len(parts)]
+	}
+	if s, _ := v.AsString(); s != "" {
+		return []jinja.Value{textPart(s)}
+	}
+	return nil
+}
+
+// systemFirst joins the system's messages to one in front.
+func systemFirst(list []*jinja.Dict) []*jinja.Dict {
+	var texts []string
+	others := make([]*jinja.Dict, 1, len(list)+1)
+	for _, msg := range list {
+		if textAt(msg, "role") != roleSystem {
+			others = append(others, msg)
+		} else if text, ok := member(msg, "content").AsString(); ok {
+			texts = append(texts, text)
+		} else {
+			parts, _ := member(msg, "content").AsList()
+			for i := range parts {
+				d, _ := parts[i].AsDict()
+				if text, has, _ := textOf(d, "text"); has {
+					texts = append(texts, text)
+				}
+			}
+		}
+	}
+	if texts == nil {
+		return others[1:]
+	}
+	others[0] = chatMessage(roleSystem, jinja.String(strings.Join(texts, "\n\n")))
+	return others
+}
