@@ -301,6 +301,7 @@ func (m *memo) reset() {
 		s.mu.Lock()
 		if s.store != nil {
 			clear(s.store.slots)
+			s.store.textEnd, s.store.idsEnd = 0, 0
 		}
 		if s.once != nil {
 			clear(s.once[:])
