@@ -125,6 +125,8 @@ type publisher struct {
 }
 
 const (
+	// maxWorker bounds the names in a hello: errors quote them.
+	maxWorker = 1 << 10
 	// pushAnswers is the number of answers that may be queued for a relay.
 	pushAnswers = 64
 	// ackEvery is the number of batches per acknowledgement.
@@ -193,8 +195,8 @@ func helloSource(h *kvlanev1.Hello) (Source, error) {
 	}
 	src.Machine.Replay = h.GetCanReplay()
 	switch {
-	case src.Worker == "":
-		return src, errors.New("hello without a worker")
+	case src.Worker == "" || len(src.Worker) > maxWorker || len(src.Engine) > maxWorker:
+		return src, fmt.Errorf("hello without a worker, or with a name of more than %d bytes", maxWorker)
 	case src.Engine != VLLM && src.Engine != SGLang && src.Engine != TRTLLM:
 		return src, fmt.Errorf("engine %q: want vllm, sglang or trtllm", src.Engine)
 	case src.Rank < kvindex.NoRank || h.Rank != nil && src.Rank < 0:

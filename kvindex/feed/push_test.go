@@ -181,6 +181,7 @@ func TestPushRefusals(t *testing.T) {
 		"a stranger":     {helloRequest(&kvlanev1.Hello{Worker: "stranger", Engine: "vllm"}), nil, codes.FailedPrecondition, "no such worker"},
 		"unknown engine": {helloRequest(&kvlanev1.Hello{Worker: "w", Engine: "x"}), nil, codes.FailedPrecondition, `engine "x"`},
 		"no worker":      {helloRequest(&kvlanev1.Hello{Engine: "vllm"}), nil, codes.FailedPrecondition, "without a worker"},
+		"a long name":    {helloRequest(&kvlanev1.Hello{Worker: strings.Repeat("w", 2<<10), Engine: "vllm"}), nil, codes.FailedPrecondition, "a name of more than 1024 bytes"},
 		"bad rank":       {helloRequest(&kvlanev1.Hello{Worker: "w", Engine: "vllm", Rank: &below}), nil, codes.FailedPrecondition, "rank -3"},
 		"hello twice":    {helloRequest(&kvlanev1.Hello{Worker: "w", Engine: "vllm"}), helloRequest(&kvlanev1.Hello{Worker: "w"}), codes.InvalidArgument, "want a batch"},
 		"empty batch":    {helloRequest(&kvlanev1.Hello{Worker: "w", Engine: "vllm"}), &kvlanev1.PushRequest{Message: &kvlanev1.PushRequest_Batch{Batch: &kvlanev1.Batch{}}}, codes.InvalidArgument, "without content"},
