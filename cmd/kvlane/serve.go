@@ -459,6 +459,14 @@ func (s *service) warnings() (list []observe.Warning) {
 	if err := s.rejected.Load(); err != nil {
 		list = append(list, observe.Warning{Reason: "config_rejected", Text: "the configuration on disk is rejected, the running one stays: " + observe.ClipTo((*err).Error(), observe.MaxText)})
 	}
+	if file := s.config.Load().Admin.TokenFile; file != "" {
+		if _, err := os.ReadFile(file); err != nil {
+			list = append(list, observe.Warning{Reason: "no_token", Text: "whoever needs the token of admin.token_file is refused: " + err.Error()})
+		}
+	}
+	for _, why := range s.registry.Stuck() {
+		list = append(list, observe.Warning{Reason: "workers_unknown", Text: observe.ClipTo(why, observe.MaxText)})
+	}
 	for _, pool := range s.kube.missing() {
 		list = append(list, observe.Warning{Reason: "no_pool", Text: fmt.Sprintf("there is no InferencePool %s: requests for it are answered 503", pool)})
 	}

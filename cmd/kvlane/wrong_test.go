@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -174,5 +175,46 @@ workers:
 				t.Errorf("got %d warnings of failed checks, want one a minute:\n%s", n, &log)
 			}
 		})
+	}
+}
+
+// What keeps Kvlane from knowing its workers, or from letting anybody in, is in /readyz until it has passed.
+func TestSourcesThatCannotBeReadAreSaid(t *testing.T) {
+	dir := t.TempDir()
+	file, token := filepath.Join(dir, "workers.yaml"), filepath.Join(dir, "token")
+	write := func(file, text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(file, "[]\n")
+	cfg, err := config.Parse("k.yaml", fmt.Appendf(nil, `listen: {address: "unix:%s/s"}
+admin: {address: "127.0.0.1:0", token_file: %q}
+workers:
+  file: %q
+  dns: [{name: no-such-host.invalid, port: 1, every: 100ms}]
+`, dir, token, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log logged
+	s, err := startService(t.Context(), cfg, zerolog.New(&log), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	ready := "http://" + s.admin.Addr().String() + "/readyz"
+	const dns, noToken = "\nwarning: workers.dns no-such-host.invalid: name not resolved: the old list stays: lookup ", "\nwarning: whoever needs the token of admin.token_file is refused: open "
+	until(t, ready, func(_ int, body string) bool { return strings.Contains(body, dns) && strings.Contains(body, noToken) })
+	write(file, "- addres: 10.0.0.1:8000\n")
+	write(token, "secret")
+	rejected := "\nwarning: workers.file " + file + ": workers file rejected: the old list stays: "
+	until(t, ready, func(_ int, body string) bool {
+		return strings.Contains(body, rejected) && strings.Contains(body, `did you mean "address"?`) && !strings.Contains(body, noToken)
+	})
+	write(file, "[]\n# again\n")
+	until(t, ready, func(_ int, body string) bool { return !strings.Contains(body, rejected) })
+	if n := strings.Count(log.String(), "name not resolved"); n != 1 {
+		t.Errorf("got %d log lines about a name, want one a minute:\n%s", n, &log)
 	}
 }

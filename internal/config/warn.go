@@ -63,6 +63,10 @@ func (c *Config) validateFiles(live bool, bad, missing, note report) {
 			look("listen.cert_file", l.CertFile, err)
 		}
 	}
+	if file := c.Admin.TokenFile; file != "" {
+		_, err := os.Stat(file)
+		look("admin.token_file", file, err)
+	}
 	for _, ca := range []struct{ path, file string }{{"index.peers.ca_file", c.Index.Peers.CAFile}, {"listen.client_ca_file", c.Listen.ClientCA}} {
 		if ca.file == "" {
 			continue

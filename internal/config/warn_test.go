@@ -80,6 +80,7 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 		"an index within the limit":    {plain + "index: {max_bytes: 2GiB}\n", "", ""},
 		"certificates":                 {plain + "listen: {cert_file: " + cert + ", key_file: " + key + "}\nindex: {peers: {ca_file: " + cert + "}}\n", "", ""},
 		"no such certificate":          {plain + "listen: {cert_file: /none.crt, key_file: " + key + "}\n", "", "listen.cert_file: there is no file /none.crt here: Kvlane needs it where it runs"},
+		"no such token":                {plain + "admin: {token_file: /none}\n", "", "admin.token_file: there is no file /none here"},
 		"no such key":                  {plain + "listen: {cert_file: " + cert + ", key_file: /none.key}\n", "", "listen.key_file: there is no file /none.key here"},
 		"a key for a certificate":      {plain + "listen: {cert_file: " + key + ", key_file: " + key + "}\n", "listen.cert_file: " + key + ": tls: ", ""},
 		"no such CA":                   {plain + "index: {peers: {ca_file: /none.pem}}\n", "", "index.peers.ca_file: there is no file /none.pem here"},

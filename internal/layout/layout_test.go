@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83060
+	totalLimit = 83110
 	totalGoal  = 62000
 )
 
@@ -35,12 +35,12 @@ var rooms = []struct {
 }{
 	{"heart", 21050, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 29000, 22000, []string{"internal/tokens"}},
-	{"fleet", 4560, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4590, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1670, 1300, []string{"internal/observe"}},
 	{"decide", 3170, 1700, []string{"internal/decide"}},
 	{"replicas", 2470, 2200, []string{"internal/replicas"}},
 	{"lab", 11690, 11700, []string{"internal/lab"}},
-	{"rim", 9490, 6000, []string{
+	{"rim", 9500, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

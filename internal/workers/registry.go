@@ -94,9 +94,44 @@ type Registry struct {
 	sources    map[string][]Entry
 	tracked    map[string]*tracked
 	warned     map[string]bool // names that several sources list, for which a warning was logged
+	stuck      map[string]trouble
 	generation uint64
 	notify     chan struct{}
 	untold     int // changes for which OnChange has not returned yet
+}
+
+// trouble is why a source's list is not what it says now.
+type trouble struct {
+	text   string
+	logged time.Time
+}
+
+// source records why the list of a source cannot be had, or with a nil error that it can. It logs the first failure in a row,
+// then at most one a minute.
+func (r *Registry) source(name, text string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil {
+		delete(r.stuck, name)
+		return
+	}
+	now := r.stuck[name]
+	if now.text = fmt.Sprintf("%s: %s: %v", name, text, err); time.Since(now.logged) >= warnEvery {
+		now.logged = time.Now()
+		r.opts.Log.Warn().Str("source", name).Err(err).Msg(text)
+	}
+	r.stuck[name] = now
+}
+
+// Stuck returns what keeps sources from being read, sorted.
+func (r *Registry) Stuck() (why []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range r.stuck {
+		why = append(why, t.text)
+	}
+	slices.Sort(why)
+	return why
 }
 
 // tracked is one worker with its checker.
@@ -119,7 +154,7 @@ func New(opts Options) *Registry {
 	ctx, stop := context.WithCancel(context.Background())
 	r := &Registry{
 		opts: opts, ctx: ctx, stop: stop,
-		sources: map[string][]Entry{}, tracked: map[string]*tracked{}, warned: map[string]bool{}, notify: make(chan struct{}, 1),
+		sources: map[string][]Entry{}, tracked: map[string]*tracked{}, warned: map[string]bool{}, stuck: map[string]trouble{}, notify: make(chan struct{}, 1),
 	}
 	r.wg.Go(r.announce)
 	return r

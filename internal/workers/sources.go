@@ -67,8 +67,9 @@ func (r *Registry) followFile(path string, watch *config.FileWatch) {
 			continue
 		}
 		list, err := config.ParseWorkers(path, text)
-		if err != nil {
-			log.Error().Err(err).Msg("workers file rejected: the old list stays")
+		r.source("workers.file "+path, "", nil)
+		if err != nil { // of another text than the last one
+			r.source("workers.file "+path, "workers file rejected: the old list stays", err)
 			continue
 		}
 		log.Info().Int("workers", len(list)).Msg("workers file read")
@@ -96,10 +97,10 @@ func (r *Registry) resolve(d config.DNS) {
 	ctx, cancel := context.WithTimeout(r.ctx, 5*time.Second)
 	defer cancel()
 	ips, err := net.DefaultResolver.LookupHost(ctx, d.Name)
-	if err != nil {
-		if r.ctx.Err() == nil {
-			r.opts.Log.Warn().Str("name", d.Name).Err(err).Msg("name not resolved: the old list stays")
-		}
+	if r.ctx.Err() != nil {
+		return
+	}
+	if r.source("workers.dns "+d.Name, "name not resolved: the old list stays", err); err != nil {
 		return
 	}
 	slices.Sort(ips)
