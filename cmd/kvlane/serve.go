@@ -461,7 +461,7 @@ func (s *service) warnings() (list []observe.Warning) {
 	}
 	if file := s.config.Load().Admin.TokenFile; file != "" {
 		if _, err := os.ReadFile(file); err != nil {
-			list = append(list, observe.Warning{Reason: "no_token", Text: "whoever needs the token of admin.token_file is refused: " + err.Error()})
+			list = append(list, observe.Warning{Reason: "no_token", Text: "requests that need the token of admin.token_file are refused: " + err.Error()})
 		}
 	}
 	for _, why := range s.registry.Stuck() {
