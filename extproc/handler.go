@@ -122,9 +122,9 @@ type Wait struct {
 	Resume func() Decision
 }
 
-// Await returns the decision without Wait: for handlers that wrap another one, and outside of a
-// server.
-func (d Decision) Await(ctx context.Context) Decision {
+// Await returns d, or what it becomes after its Wait: for handlers that wrap another one, and
+// outside of a server.
+func Await(ctx context.Context, d Decision) Decision {
 	for d.Wait != nil {
 		select {
 		case <-d.Wait.Ready:

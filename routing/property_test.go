@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -401,7 +402,7 @@ func TestPlansOfEarlierVersions(t *testing.T) {
 			t.Errorf("%s: got %+v, %v, want %+v", earlier, plan, err, want)
 		}
 		text, err := json.Marshal(want)
-		if err != nil || strings.Contains(string(text), `"prefill"`) != (want.Prefill != NoSlot) || strings.ContainsAny(string(text), " -") {
+		if err != nil || strings.Contains(string(text), `"prefill"`) != (want.Prefill != NoSlot) || bytes.ContainsAny(text, " -") {
 			t.Errorf("got %s, %v, want a prefill target only where there is one, and no spaces in names", text, err)
 		}
 		if err := json.Unmarshal(text, &again); err != nil || again != want {

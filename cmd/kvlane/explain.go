@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -69,7 +70,7 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 			return err
 		}
 		if body = nil; len(list) > 0 {
-			body = append(list[0], '\n')
+			body = slices.Concat(list[0], []byte{'\n'})
 		}
 	}
 	if *last && len(body) == 0 {

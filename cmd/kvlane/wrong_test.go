@@ -206,7 +206,7 @@ workers:
 	ready := "http://" + s.admin.Addr().String() + "/readyz"
 	const dns, noToken = "\nwarning: workers.dns no-such-host.invalid: name not resolved: the old list stays: lookup ", "\nwarning: requests that need the token of admin.token_file are refused: open "
 	until(t, ready, func(_ int, body string) bool { return strings.Contains(body, dns) && strings.Contains(body, noToken) })
-	write(file, "- addres: 10.0.0.1:8000\n")
+	write(file, "- addrexx: 10.0.0.1:8000\n")
 	write(token, "secret")
 	rejected := "\nwarning: workers.file " + file + ": workers file rejected: the old list stays: "
 	until(t, ready, func(_ int, body string) bool {

@@ -92,7 +92,7 @@ func TestWhatIsMeantIsSaid(t *testing.T) {
 		"models: [qwen]\n":                                    "k.yaml:1:10: models[0]: needs a section with keys, not a value: a model is name: NAME",
 		"models:\n- nam: qwen\n":                              `k.yaml:2:3: models[0].nam: unknown key; did you mean "name"?`,
 		"workers:\n  health_check: 5s\n":                      `k.yaml:2:3: workers.health_check: unknown key; did you mean "health"?`,
-		"workers:\n  static:\n  - addres: 10.0.0.1:8000\n":    `k.yaml:3:5: workers.static[0].addres: unknown key; did you mean "address"?`,
+		"workers:\n  static:\n  - addrexx: 10.0.0.1:8000\n":   `k.yaml:3:5: workers.static[0].addrexx: unknown key; did you mean "address"?`,
 		"workers:\n  static: [\"10.0.0.1:8000\"]\n":           "k.yaml:2:12: workers.static[0]: needs a section with keys, not a value: a worker is address: IP:PORT",
 		"workers:\n  static:\n  - address: ${KVLANE_NONE}\n":  "k.yaml:3:14: workers.static[0].address: the environment variable KVLANE_NONE is not set: set it, or write ${KVLANE_NONE:-default}",
 		"workers:\n  static:\n  - address: http://10.0.0.1\n": `k.yaml:3:14: workers.static[0].address: "http://10.0.0.1" is a URL: write ip:port only`,
@@ -114,7 +114,7 @@ func TestWhatIsMeantIsSaid(t *testing.T) {
 			t.Errorf("%s is a key: it needs no other", key)
 		}
 	}
-	if _, err := ParseWorkers("w.yaml", []byte("- addres: 10.0.0.1:8000\n")); err == nil || strings.Contains(err.Error(), "needs an") {
+	if _, err := ParseWorkers("w.yaml", []byte("- addrexx: 10.0.0.1:8000\n")); err == nil || strings.Contains(err.Error(), "needs an") {
 		t.Errorf("got %v, want the misspelt key only", err)
 	}
 }

@@ -461,6 +461,12 @@ var requests = map[body.API]map[string]func(n int) string{
 		},
 	},
 	body.Responses: {
+		"answers in turn": func(n int) string {
+			return items(n, `{"role":"assistant","content":"a text of some length, for it grows"},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}`)
+		},
+		"parts in turn": func(n int) string {
+			return items(n, `{"role":"assistant","content":[{"type":"output_text","text":"x"}]},{"type":"reasoning","summary":[{"type":"summary_text","text":"a thought of some length"}]}`)
+		},
 		"items": func(n int) string { return `"input":[` + list(n, `{"role":"user","content":"x"}`) + `]` },
 		"calls": func(n int) string {
 			return items(n, `{"type":"function_call","call_id":"%d","name":"f","arguments":"{}"}`)

@@ -41,7 +41,7 @@ type bench struct {
 
 // Decide waits as long as the request does.
 func (b *bench) Decide(ctx context.Context, r *extproc.Request) extproc.Decision {
-	return b.Decider.Decide(ctx, r).Await(ctx)
+	return extproc.Await(ctx, b.Decider.Decide(ctx, r))
 }
 
 func newBench(t testing.TB, yaml string, list ...workers.Worker) *bench {

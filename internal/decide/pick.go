@@ -156,8 +156,9 @@ func (w *work) placeOrLocal(ctx context.Context) (*placed, error) {
 // prompt.
 func (w *work) place(ctx context.Context) (*placed, error) {
 	d := w.d
-	q, p, err := w.queued, (*placed)(nil), error(nil)
-	if q != nil {
+	var p *placed
+	var err error
+	if q := w.queued; q != nil {
 		w.queued = nil
 		p, err = d.waited(q)
 	} else if p, w.queued, err = w.choose(); w.queued != nil {

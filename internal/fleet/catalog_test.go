@@ -3,6 +3,7 @@ package fleet
 import (
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -47,11 +48,14 @@ func TestTheCostOfLists(t *testing.T) {
 		}
 		f.listing.Wait() // the checks of the workers' models
 		m := f.View().members["w0"]
-		ask = testing.AllocsPerRun(10, func() {
-			if _, err := f.askFor(t.Context(), m); err != nil {
-				t.Fatal(err)
-			}
-		})
+		ask = math.Inf(1)
+		for range 5 { // other goroutines' allocations count, too
+			ask = min(ask, testing.AllocsPerRun(10, func() {
+				if _, err := f.askFor(t.Context(), m); err != nil {
+					t.Fatal(err)
+				}
+			}))
+		}
 		f.Listed(t.Context())
 		return ask, testing.AllocsPerRun(10, func() { f.Listed(t.Context()) })
 	}

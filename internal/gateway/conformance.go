@@ -34,7 +34,7 @@ func (c *Conformance) Decide(ctx context.Context, r *extproc.Request) extproc.De
 		restrict(&both, r.Subset)
 		r.Subset = both.Subset
 	}
-	d := c.Next.Decide(ctx, r).Await(ctx)
+	d := extproc.Await(ctx, c.Next.Decide(ctx, r))
 	if d.Ticket != nil {
 		d.Ticket = servedTicket{d.Ticket}
 	}

@@ -138,7 +138,7 @@ func (o *office) arrive() {
 	c.stop = stop
 	o.waiting = append(o.waiting, c)
 	slices.SortStableFunc(o.waiting, func(a, b *client) int { return b.priority - a.priority })
-	go func() { c.done <- o.d.Decide(ctx, r).Await(ctx) }()
+	go func() { c.done <- extproc.Await(ctx, o.d.Decide(ctx, r)) }()
 	o.settle()
 	o.sayf("%s, priority %d, pinned %v", c.id, c.priority, c.pinned)
 	if slices.Contains(o.waiting, c) {

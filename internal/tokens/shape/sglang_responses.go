@@ -12,11 +12,11 @@ func (m *Model) sglangResponse(in input) (fields *jinja.Dict, partial string, er
 	if partial := engineHistory(in); partial != "" {
 		return nil, partial, nil
 	}
-	var list []*jinja.Dict
+	var t sglangTurns
 	if text, ok := body.TextOf(in.Raw(body.FieldInstructions)); !ok && given(in.Raw(body.FieldInstructions)) {
 		return nil, "", refuse("instructions: surrogates are not allowed in text")
 	} else if text != "" {
-		list = append(list, chatMessage(roleSystem, jinja.String(text)))
+		t.list = append(t.list, chatMessage(roleSystem, jinja.String(text)))
 	}
 	v, err := in.value(body.FieldInput)
 	if err != nil {
@@ -36,9 +36,11 @@ func (m *Model) sglangResponse(in input) (fields *jinja.Dict, partial string, er
 		case !known:
 			return nil, "an item that the engine reads in a way of its own", nil
 		case msg != nil:
-			list = joinTurn(list, msg)
+			t.add(msg)
 		}
 	}
+	t.finish()
+	list := t.list
 	if !m.inlineSystem {
 		list = systemFirst(list)
 	}
@@ -47,46 +49,8 @@ func (m *Model) sglangResponse(in input) (fields *jinja.Dict, partial string, er
 		messages[i] = jinja.FromDict(msg)
 	}
 	fields = dict(kv{"messages", jinja.List(messages)}, kv{"tool_choice", jinja.String("none")})
-	tools, _, err := in.listOf(body.FieldTools)
-	if err != nil {
-		return nil, "", err
-	}
-	var functions []jinja.Value
-	for i := range tools {
-		d, _ := tools[i].AsDict()
-		switch textAt(d, "type") {
-		case "function":
-			f := dict(kv{"name", member(d, "name")}, kv{"description", member(d, "description")}, kv{"parameters", member(d, "parameters")},
-				kv{"strict", jinja.Bool(false)})
-			if strict, has := d.Get("strict"); has {
-				f.Set("strict", strict)
-			}
-			functions = append(functions, object(kv{"type", jinja.String("function")}, kv{"function", jinja.FromDict(f)}))
-		case "web_search", "web_search_preview", "code_interpreter", "file_search": // the template does not see them
-		default:
-			return nil, "a tool that the engine shows in a way of its own", nil
-		}
-	}
-	if functions != nil {
-		fields.Set("tools", jinja.List(functions))
-		fields.Delete("tool_choice")
-		choice, err := in.value(body.FieldToolChoice)
-		if err != nil {
-			return nil, "", err
-		}
-		if d, ok := choice.AsDict(); ok {
-			name := member(d, "name")
-			if !name.Truth() {
-				name = member(dictAt(d, "function"), "name")
-			}
-			choice = jinja.None()
-			if kind := textAt(d, "type"); (kind == "function" || kind == "custom") && name.Truth() {
-				choice = object(kv{"type", jinja.String("function")}, kv{"function", object(kv{"name", name})})
-			}
-		}
-		if !choice.IsNone() {
-			fields.Set("tool_choice", choice)
-		}
+	if partial, err = sglangResponseTools(in, fields); err != nil || partial != "" {
+		return nil, partial, err
 	}
 	kwargs, err := in.value(body.FieldChatTemplateKwargs)
 	if err != nil {
@@ -103,6 +67,52 @@ func (m *Model) sglangResponse(in input) (fields *jinja.Dict, partial string, er
 		fields.Set("reasoning_effort", member(d, "effort"))
 	}
 	return fields, "", err
+}
+
+// sglangResponseTools sets the tools of a response, and the choice of them.
+func sglangResponseTools(in input, fields *jinja.Dict) (partial string, err error) {
+	tools, _, err := in.listOf(body.FieldTools)
+	if err != nil {
+		return "", err
+	}
+	var functions []jinja.Value
+	for i := range tools {
+		d, _ := tools[i].AsDict()
+		switch textAt(d, "type") {
+		case "function":
+			f := dict(kv{"name", member(d, "name")}, kv{"description", member(d, "description")}, kv{"parameters", member(d, "parameters")},
+				kv{"strict", jinja.Bool(false)})
+			if strict, has := d.Get("strict"); has {
+				f.Set("strict", strict)
+			}
+			functions = append(functions, object(kv{"type", jinja.String("function")}, kv{"function", jinja.FromDict(f)}))
+		case "web_search", "web_search_preview", "code_interpreter", "file_search": // the template does not see them
+		default:
+			return "a tool that the engine shows in a way of its own", nil
+		}
+	}
+	if functions != nil {
+		fields.Set("tools", jinja.List(functions))
+		fields.Delete("tool_choice")
+		choice, err := in.value(body.FieldToolChoice)
+		if err != nil {
+			return "", err
+		}
+		if d, ok := choice.AsDict(); ok {
+			name := member(d, "name")
+			if !name.Truth() {
+				name = member(dictAt(d, "function"), "name")
+			}
+			choice = jinja.None()
+			if kind := textAt(d, "type"); (kind == "function" || kind == "custom") && name.Truth() {
+				choice = object(kv{"type", jinja.String("function")}, kv{"function", object(kv{"name", name})})
+			}
+		}
+		if !choice.IsNone() {
+			fields.Set("tool_choice", choice)
+		}
+	}
+	return "", nil
 }
 
 // sglangItem returns the message of an item, nil for a thought without text. known is false for kinds that are not followed.
@@ -212,43 +222,80 @@ func sglangParts(parts []jinja.Value, developer bool) jinja.Value {
 	return jinja.List(out)
 }
 
-// joinTurn appends a message, or joins it with the assistant's before it.
-func joinTurn(list []*jinja.Dict, msg *jinja.Dict) []*jinja.Dict {
-	if n := len(list); n == 0 || textAt(msg, "role") != roleAssistant || textAt(list[n-1], "role") != roleAssistant {
-		return append(list, msg)
+// sglangTurns are messages. What several items add to the last one, an assistant's, is joined when it is complete: a join for
+// each item would take the square of their number.
+type sglangTurns struct {
+	list           []*jinja.Dict
+	content, calls []jinja.Value
+	thoughts       []string
+}
+
+// add appends a message, or joins it with the assistant's before it.
+func (t *sglangTurns) add(msg *jinja.Dict) {
+	if !t.continues(msg) {
+		t.finish()
+		t.list = append(t.list, msg)
+		t.content, t.calls, t.thoughts = nil, nil, nil
 	}
-	last := list[len(list)-1]
-	_, thought := last.Get("reasoning_content")
-	if textAt(last, "phase") != textAt(msg, "phase") && (!thought || last.Len() != 2) {
-		return append(list, msg)
-	}
+	last := t.list[len(t.list)-1]
 	if phase := member(msg, "phase"); !phase.IsNone() {
 		last.Set("phase", phase)
 	}
 	if added := member(msg, "content"); !added.IsNone() && !emptyText(added) {
-		before := member(last, "content")
-		a, isText := before.AsString()
-		b, alsoText := added.AsString()
-		switch {
-		case before.IsNone() || isText && a == "":
+		if t.content = append(t.content, added); len(t.content) == 1 {
 			last.Set("content", added)
-		case isText && alsoText:
-			last.Set("content", jinja.String(a+"\n\n"+b))
-		default:
-			last.Set("content", jinja.List(append(asParts(before), asParts(added)...)))
 		}
 	}
-	if calls, _ := member(msg, "tool_calls").AsList(); len(calls) > 0 {
-		before, _ := member(last, "tool_calls").AsList()
-		last.Set("tool_calls", jinja.List(append(before[:len(before):len(before)], calls...)))
+	if added, _ := member(msg, "tool_calls").AsList(); len(added) > 0 {
+		if t.calls = append(t.calls, added...); len(t.calls) == len(added) {
+			last.Set("tool_calls", jinja.List(added))
+		}
 	}
 	if added := textAt(msg, "reasoning_content"); added != "" {
-		if before := textAt(last, "reasoning_content"); before != "" {
-			added = before + "\n" + added
+		if t.thoughts = append(t.thoughts, added); len(t.thoughts) == 1 {
+			last.Set("reasoning_content", jinja.String(added))
 		}
-		last.Set("reasoning_content", jinja.String(added))
 	}
-	return list
+}
+
+func (t *sglangTurns) continues(msg *jinja.Dict) bool {
+	if n := len(t.list); n == 0 || textAt(msg, "role") != roleAssistant || textAt(t.list[n-1], "role") != roleAssistant {
+		return false
+	}
+	last := t.list[len(t.list)-1]
+	_, thought := last.Get("reasoning_content")
+	return textAt(last, "phase") == textAt(msg, "phase") || thought && last.Len() == 2
+}
+
+// finish joins what was added to the last message. Texts are one text as long as nothing else is between them.
+func (t *sglangTurns) finish() {
+	if len(t.list) == 0 {
+		return
+	}
+	last := t.list[len(t.list)-1]
+	if len(t.content) > 1 {
+		var texts []string
+		var parts []jinja.Value
+		for i, v := range t.content {
+			if text, ok := v.AsString(); ok && len(texts) == i {
+				texts = append(texts, text)
+				continue
+			}
+			if i > 0 && len(texts) == i {
+				parts = append(parts, textPart(strings.Join(texts, "\n\n")))
+			}
+			parts = append(parts, asParts(v)...)
+		}
+		if last.Set("content", jinja.List(parts)); len(texts) == len(t.content) {
+			last.Set("content", jinja.String(strings.Join(texts, "\n\n")))
+		}
+	}
+	if len(t.calls) > 0 {
+		last.Set("tool_calls", jinja.List(t.calls))
+	}
+	if len(t.thoughts) > 1 {
+		last.Set("reasoning_content", jinja.String(strings.Join(t.thoughts, "\n")))
+	}
 }
 
 func emptyText(v jinja.Value) bool {
@@ -258,7 +305,7 @@ func emptyText(v jinja.Value) bool {
 
 func asParts(v jinja.Value) []jinja.Value {
 	if parts, ok := v.AsList(); ok {
-		return parts[:len(parts):len(parts)]
+		return parts
 	}
 	if s, _ := v.AsString(); s != "" {
 		return []jinja.Value{textPart(s)}

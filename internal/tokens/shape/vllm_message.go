@@ -328,13 +328,8 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 				return v, err
 			}
 			switch {
-			case media && !s.openai && !flatten && !s.p.isCut() && s.p.images.front() != "" && s.p.images.add(parts[i]):
-				front = append(front, s.p.images.front())
-			case media && !s.openai: // placeholders that the text does not contain precede it
-				if !s.p.isCut() {
-					front = append(front, mediaMark)
-				}
-				s.p.cutAtMedia()
+			case media && !s.openai:
+				front = s.before(front, parts[i], flatten)
 			case media && !flatten && !s.p.isCut() && s.p.images.add(parts[i]):
 				wrapped = append(wrapped, object(kv{"type", jinja.String("image")}))
 			case media:
@@ -350,12 +345,29 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 	if s.openai && !flatten {
 		return jinja.List(wrapped), nil
 	}
+	return s.flat(front, texts, before), nil
+}
+
+// flat joins texts behind what stands for media. The message's images are those after the first before.
+func (s *vllmShape) flat(front, texts []string, before int) jinja.Value {
 	if own := s.p.images.front(); own != "" && len(front) > 0 && strings.Contains(strings.Join(texts, "\n"), own) {
 		s.p.images.list = s.p.images.list[:before] // vLLM takes those in the text for some of the images
 		s.p.cutAtMedia()
 		front = []string{mediaMark}
 	}
-	return join(append(front, texts...), "\n"), nil
+	return join(append(front, texts...), "\n")
+}
+
+// before appends what precedes a message's texts for a medium whose place they do not name.
+func (s *vllmShape) before(front []string, part jinja.Value, flatten bool) []string {
+	if own := s.p.images.front(); own != "" && !flatten && !s.p.isCut() && s.p.images.add(part) {
+		return append(front, own)
+	}
+	if !s.p.isCut() {
+		front = append(front, mediaMark)
+	}
+	s.p.cutAtMedia()
+	return front
 }
 
 // joinBehind joins texts with newlines, after a media mark if media precede them. One mark is

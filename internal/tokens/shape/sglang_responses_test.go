@@ -1,0 +1,38 @@
+package shape
+
+import (
+	"runtime"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
+)
+
+// A turn of many items is joined once: four times as many items take about four times the memory.
+func TestATurnIsJoinedOnce(t *testing.T) {
+	took := func(n int) uint64 {
+		items := make([]*jinja.Dict, 0, 2*n)
+		for range n {
+			said := chatMessage(roleAssistant, jinja.String("a text of some length, for it grows"))
+			said.Set("reasoning_content", jinja.String("a thought of some length"))
+			called := dict(kv{"role", jinja.String(roleAssistant)}, kv{"tool_calls", jinja.List([]jinja.Value{functionCall("c", "f", "{}")})})
+			items = append(items, said, called)
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		var turns sglangTurns
+		for _, msg := range items {
+			turns.add(msg)
+		}
+		turns.finish()
+		runtime.ReadMemStats(&after)
+		calls, _ := member(turns.list[0], "tool_calls").AsList()
+		text := textAt(turns.list[0], "content")
+		if len(turns.list) != 1 || len(calls) != n || len(text) != 37*n-2 {
+			t.Fatalf("got %d messages, %d calls and %d bytes, want one message with all %d", len(turns.list), len(calls), len(text), n)
+		}
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	if one, four := took(1000), took(4000); four > 6*one {
+		t.Errorf("got %d and %d bytes for 1,000 and 4,000 items, want about four times as many", one, four)
+	}
+}
