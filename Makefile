@@ -144,6 +144,11 @@ e2e-handids: envoy ## Compares the answers of a stock vLLM to requests with ids 
 	@./e2e/engines/install.sh $(TOOLS)/engines vllm
 	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestHandedIDs$$' ./e2e/engines
 
+.PHONY: gauntlet-vllm
+gauntlet-vllm: envoy ## Plays a workload against two stock vLLM under four rules and in the simulation, prints both; needs an idle machine (2.4 GB)
+	@./e2e/engines/install.sh $(TOOLS)/engines vllm
+	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestGauntlet$$' ./e2e/engines
+
 RECORDINGS ?= e2e/engines/recordings
 .PHONY: truth
 truth: ## Compares ids and predicted cached tokens with recordings of real engines (RECORDINGS=folder)

@@ -70,7 +70,7 @@ workers:
   # SGLang's /health computes a token, which takes a tiny CPU seconds when it is busy.
   health: {every: 5s, timeout: 30s}
   static:
-%s%s`, dir, b.admin, b.ingress, envoyAdmin, inEnvoy, k.block, modelName, k.tokenizer(), k.name, contextOf, k.options, workers, more)
+%s%s`, dir, b.admin, b.ingress, envoyAdmin, inEnvoy, k.block, modelName, k.tokenizer(), k.name, k.contextLength(), k.options, workers, more)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

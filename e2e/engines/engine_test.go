@@ -2,6 +2,7 @@ package engines
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -37,6 +38,8 @@ type kind struct {
 	block int
 	// blocks of a rank: few, so that the tests can fill them.
 	blocks int
+	// context is the longest prompt with its answer, 0 for contextOf.
+	context int
 	// load is the counter of prompt tokens of a rank, rank its label.
 	load, rank string
 	// reset empties the caches.
@@ -59,6 +62,8 @@ func (k *kind) ranks() int {
 	}
 	return ranks
 }
+
+func (k *kind) contextLength() int { return cmp.Or(k.context, contextOf) }
 
 // tokenizer is the folder of Kvlane's files of the model.
 func (k *kind) tokenizer() string {
@@ -122,7 +127,7 @@ func launch(t *testing.T, k *kind) *engine {
 	t.Cleanup(func() { _ = log.Close() })
 	cmd := exec.Command(python, "serve.py", k.name, "--tokenizer", qwen3, "--work", filepath.Join(folder, "models"),
 		"--port", strconv.Itoa(port), "--events", strconv.Itoa(e.events), "--replay", strconv.Itoa(e.replay),
-		"--ranks", strconv.Itoa(n), "--blocks", strconv.Itoa(k.blocks), "--context", strconv.Itoa(contextOf))
+		"--ranks", strconv.Itoa(n), "--blocks", strconv.Itoa(k.blocks), "--context", strconv.Itoa(k.contextLength()))
 	if k.connector != "" {
 		cmd.Args = append(cmd.Args, "--connector", k.connector, "--side", strconv.Itoa(port+1+2*n))
 	}
