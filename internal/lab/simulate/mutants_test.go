@@ -89,7 +89,7 @@ var mutants = []struct {
 	},
 	{
 		"a request whose client left the queue stays in it", "internal/decide/wait.go",
-		"if d.waiting.queue.Remove(q.id) {", "if !gone && d.waiting.queue.Remove(q.id) {", "TestRequests", false,
+		"if d.waiting.queue.Remove(q.id) {\n\t\tdelete(d.waiting.byID, q.id)\n", "if _, in := d.waiting.byID[q.id]; in {\n", "TestRequests", false,
 	},
 	{
 		"a place for a client that is gone stays booked", "internal/decide/pick.go",
