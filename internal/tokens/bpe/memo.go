@@ -81,7 +81,9 @@ func (enc *encoder) stretchOf(dst []uint32, s string, at, end int) []uint32 {
 	dst = enc.fresh(dst, s, at, end)
 	if keep && !enc.watch.stopped && !enc.invalid {
 		shard.mu.Lock()
-		shard.store.put(h, key, dst[n:])
+		if _, ok := shard.store.get(h, key); !ok { // another request's may be there by now
+			shard.store.put(h, key, dst[n:])
+		}
 		shard.mu.Unlock()
 	}
 	return dst

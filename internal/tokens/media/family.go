@@ -36,12 +36,13 @@ var ErrUnknown = errors.New("how the model's images become tokens is not known")
 // modelConfig is the part of config.json that is read.
 type modelConfig struct {
 	Architectures []string `json:"architectures"`
+	Type          string   `json:"model_type"`
 	ImageToken    *uint32  `json:"image_token_id"`
 	ImageIndex    *uint32  `json:"image_token_index"`
 	MediaToken    *uint32  `json:"media_placeholder_token_id"`
 	Merge         int      `json:"spatial_merge_size"`
 	Vision        struct {
-		Patch   int     `json:"patch_size"`
+		Patch   side    `json:"patch_size"`
 		Size    side    `json:"image_size"`
 		Shuffle float64 `json:"pixel_shuffle_ratio"`
 	} `json:"vision_config"`
@@ -112,6 +113,9 @@ var families = map[string]func(m *modelConfig, p *processorConfig, id func(token
 	"DeepseekVLV2ForCausalLM":            deepseekVL2,
 }
 
+// alone are the architectures whose images do not depend on the processor's configuration, so that it may have any form.
+var alone = map[string]bool{"InternVLChatModel": true, "DeepseekOCRForCausalLM": true}
+
 // Load reads the model's config.json and its processor's configuration. id returns the id of a special token. The error
 // is ErrUnknown if the model has no images or its family is not followed.
 func Load(fsys fs.FS, id func(token string) (uint32, bool)) (*Family, error) {
@@ -119,14 +123,16 @@ func Load(fsys fs.FS, id func(token string) (uint32, bool)) (*Family, error) {
 	if err := readJSON(fsys, "config.json", &m); err != nil {
 		return nil, err
 	}
+	if len(m.Architectures) == 0 && m.Type == "deepseek_vl_v2" { // vLLM's default for it
+		m.Architectures = []string{"DeepseekVLV2ForCausalLM"}
+	}
 	if len(m.Architectures) == 0 || families[m.Architectures[0]] == nil {
 		return nil, ErrUnknown
 	}
 	p := &processorConfig{}
 	var whole struct {
-		processorConfig
-
-		Image *processorConfig `json:"image_processor"`
+		Image    *processorConfig `json:"image_processor"`
+		Sequence int              `json:"image_seq_length"`
 	}
 	// transformers prefers the nested form.
 	err := readJSON(fsys, "processor_config.json", &whole)
@@ -134,10 +140,10 @@ func Load(fsys fs.FS, id func(token string) (uint32, bool)) (*Family, error) {
 		p = whole.Image
 	} else if found := err == nil; found || errors.Is(err, fs.ErrNotExist) {
 		if err = readJSON(fsys, "preprocessor_config.json", p); found && errors.Is(err, fs.ErrNotExist) {
-			p, err = &whole.processorConfig, nil
+			err = readJSON(fsys, "processor_config.json", p)
 		}
 	}
-	if err != nil {
+	if err != nil && !alone[m.Architectures[0]] {
 		return nil, err
 	}
 	if p.Sequence == 0 {
@@ -316,7 +322,7 @@ func (b pixels) resized(width, height int) (columns, rows int) {
 func mistral3(m *modelConfig, p *processorConfig, id func(string) (uint32, bool)) (*Family, error) {
 	breaks, ok := id("[IMG_BREAK]")
 	ends, ok2 := id("[IMG_END]")
-	side := m.Vision.Patch * m.Merge
+	side := int(m.Vision.Patch) * m.Merge
 	if !strings.HasPrefix(p.Type, "PixtralImageProcessor") || !ok || !ok2 || m.ImageIndex == nil || p.Size == nil || p.Size.Longest < 1 || side < 1 {
 		return nil, ErrUnknown
 	}
@@ -366,7 +372,7 @@ func llama4(m *modelConfig, p *processorConfig, id func(string) (uint32, bool)) 
 	if err != nil || !strings.HasPrefix(p.Type, "Llama4ImageProcessor") || size < 1 || v.Patch < 1 || v.Shuffle <= 0 || most < 1 || most > 64 {
 		return nil, ErrUnknown
 	}
-	side, merged := size/v.Patch, math.RoundToEven(1/(v.Shuffle*v.Shuffle)) // patches of a side, and in a token
+	side, merged := size/int(v.Patch), math.RoundToEven(1/(v.Shuffle*v.Shuffle)) // patches of a side, and in a token
 	if side > maxSide || merged < 1 || merged > float64(side*side) || side*side/int(merged)*(most+1) > maxTokens {
 		return nil, ErrUnknown
 	}
@@ -447,7 +453,7 @@ func withWhole(tiles int) int {
 
 func internVL(_ *modelConfig, p *processorConfig, id func(string) (uint32, bool)) (*Family, error) {
 	least, most := cmp.Or(p.MinPatches, 1), cmp.Or(p.MaxPatches, 12)
-	if !strings.HasPrefix(p.Type, "GotOcr2ImageProcessor") || p.Size == nil || p.Size.Height < 1 || p.Size.Height != p.Size.Width || least < 1 || most > 64 {
+	if !strings.HasPrefix(p.Type, "GotOcr2ImageProcessor") || p.Size == nil || p.Size.Height < 1 || p.Size.Height > maxSide || p.Size.Height != p.Size.Width || min(least, most) < 1 || most > 64 {
 		return nil, ErrUnknown
 	}
 	return between(id, cmp.Or(p.Sequence, 256), func(width, height int) int {
@@ -464,7 +470,7 @@ func internVLChat(m *modelConfig, _ *processorConfig, id func(string) (uint32, b
 	if size < 1 || size > maxSide || m.Vision.Patch < 1 || m.Downsample <= 0 || m.Downsample > 1 || m.MinTiles < 1 || m.MaxTiles < 1 || m.MaxTiles > 64 {
 		return nil, ErrUnknown
 	}
-	grid := float64(size / m.Vision.Patch)
+	grid := float64(size / int(m.Vision.Patch))
 	f, err := between(id, int(grid*grid*(m.Downsample*m.Downsample)), func(width, height int) int {
 		if !m.Dynamic {
 			return 1

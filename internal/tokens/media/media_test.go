@@ -196,6 +196,7 @@ func TestTurnedImagesAndUnknownModels(t *testing.T) {
 		`"InternVLChatModel"],"downsample_ratio":0.5,"vision_config":{"image_size":[448,448],"patch_size":14},"min_dynamic_patch":1,"max_dynamic_patch":12`: `{}`,
 		internChat: `{}`,
 		internChat + `,"min_dynamic_patch":1,"max_dynamic_patch":4096`: `{}`,
+		`"InternVLForConditionalGeneration"],"a":0`:                    `{"image_processor_type":"GotOcr2ImageProcessor","size":{"height":4294967296,"width":4294967296}}`,
 		`"InternVLForConditionalGeneration"]`:                          `{"image_processor_type":"GotOcr2ImageProcessor","size":{"height":448,"width":224}}`,
 		`"InternS1ForConditionalGeneration"]`:                          `{"image_processor_type":"OtherProcessor","size":{"height":448,"width":448}}`,
 		`"DeepseekVLV2ForCausalLM"]`:                                   `{"patch_size":14,"downsample_ratio":2}`,
@@ -290,8 +291,8 @@ func TestTilesAreThoseOfTheProcessors(t *testing.T) {
 
 // cropped are families whose tokens crops.jsonl.gz has.
 var cropped = map[string][2]string{
-	"internvl":        {`"InternVLForConditionalGeneration"],"vision_config":{"image_size":[448,448]}`, `{"image_processor_type":"GotOcr2ImageProcessorFast","size":{"height":448,"width":448},"max_patches":12}`},
-	"internvl_chat":   {internChat + `,"min_dynamic_patch":1,"max_dynamic_patch":12,"dynamic_image_size":true,"use_thumbnail":true`, `{}`},
+	"internvl":        {`"InternVLForConditionalGeneration"],"vision_config":{"image_size":[448,448],"patch_size":[14,14]}`, `{"image_processor_type":"GotOcr2ImageProcessorFast","size":{"height":448,"width":448},"max_patches":12}`},
+	"internvl_chat":   {internChat + `,"min_dynamic_patch":1,"max_dynamic_patch":12,"dynamic_image_size":true,"use_thumbnail":true`, `{"size":448,"do_resize":true}`},
 	"internvl_chat_6": {internChat + `,"min_dynamic_patch":2,"max_dynamic_patch":6,"dynamic_image_size":true`, `{}`},
 	"internvl_chat_1": {internChat + `,"min_dynamic_patch":1,"max_dynamic_patch":12,"use_thumbnail":true`, `{}`},
 	"deepseek_ocr":    {`"DeepseekOCRForCausalLM"]`, `{}`},

@@ -331,7 +331,7 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 		}
 		text = text[:at]
 	}
-	if p.images.count() > 0 && p.images.family.Mark != "" {
+	if media := p.images != nil && p.hasMedia(); media && p.images.family.Mark != "" {
 		text = strings.ReplaceAll(text, p.images.family.Mark, p.images.family.Text)
 	}
 	own := m.tokenizer(p.profile)
@@ -361,7 +361,7 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 		ids = ids[:len(ids)-1] // following text could merge with the last token
 	}
 	res.IDs = ids
-	if p.images.count() > 0 {
+	if p.images != nil && p.hasMedia() {
 		turn.Cut()
 		m.placeImages(&res.Result, p)
 	}

@@ -1,6 +1,7 @@
 package shape
 
 import (
+	"encoding/json"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -63,8 +64,24 @@ func (m *Model) sglangResponse(in input) (fields *jinja.Dict, partial string, er
 		fields.Set("chat_template_kwargs", kwargs)
 	}
 	reasoning, err := in.value(body.FieldReasoning)
-	if d, ok := reasoning.AsDict(); ok && !member(d, "effort").IsNone() {
-		fields.Set("reasoning_effort", member(d, "effort"))
+	if d, ok := reasoning.AsDict(); ok {
+		effort, has := d.Get("effort")
+		if !has {
+			effort = jinja.String("medium")
+		}
+		if !effort.IsNone() {
+			fields.Set("reasoning_effort", effort)
+		}
+		if textAt(d, "reasoning_effort") == "none" && !member(d, "effort").Truth() {
+			off := dict(kv{"thinking", jinja.Bool(false)}, kv{"enable_thinking", jinja.Bool(false)})
+			existing, _ := kwargs.AsDict()
+			existing.Range(func(k, v jinja.Value) bool {
+				key, _ := k.AsString()
+				off.Set(key, v)
+				return true
+			})
+			fields.Set("chat_template_kwargs", jinja.FromDict(off))
+		}
 	}
 	return fields, "", err
 }
@@ -124,8 +141,12 @@ func sglangItem(v jinja.Value) (msg *jinja.Dict, known bool, err error) {
 	switch kind := textAt(item, "type"); kind {
 	case "function_call":
 		arguments, isText := member(item, "arguments").AsString()
+		if _, isDict := member(item, "arguments").AsDict(); isDict {
+			return nil, false, nil
+		}
 		parsed, err := jinja.ParseJSON([]byte(arguments))
-		if _, isDict := parsed.AsDict(); !isText || err != nil || !isDict {
+		strict := map[string]any{} // refuses NaN, too large numbers and a byte order mark, as the engine's parser does
+		if _, isDict := parsed.AsDict(); !isText || err != nil || !isDict || json.Unmarshal([]byte(arguments), &strict) != nil {
 			arguments = "{}"
 		}
 		id := member(item, "call_id")
@@ -162,7 +183,10 @@ func sglangItem(v jinja.Value) (msg *jinja.Dict, known bool, err error) {
 		return nil, member(item, "encrypted_content").IsNone(), nil
 	case "", "message":
 	default:
-		return nil, kind == "custom_tool_call" || kind == "custom_tool_call_output", refuse("Unsupported Responses API input item type: '%s'", kind)
+		if kind == "custom_tool_call" || kind == "custom_tool_call_output" {
+			return nil, false, nil
+		}
+		return nil, true, refuse("Unsupported Responses API input item type: '%s'", kind)
 	}
 	msg = jinja.NewDict(item.Len())
 	item.Range(func(k, v jinja.Value) bool {

@@ -7,6 +7,38 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
+// What SGLang takes and Kvlane does not convert is not refused, and arguments that its parser refuses are none.
+func TestItemsOfSGLang(t *testing.T) {
+	for raw, want := range map[string]string{
+		`{"type":"custom_tool_call","call_id":"c","name":"f","input":"x"}`:              "not known",
+		`{"type":"custom_tool_call_output","call_id":"c","output":"x"}`:                 "not known",
+		`{"type":"item_reference","id":"x"}`:                                            "refused",
+		`{"type":"function_call","call_id":"c","name":"f","arguments":{"a":1}}`:         "not known",
+		`{"type":"function_call","call_id":"c","name":"f","arguments":"{\"a\":1}"}`:     `{"a":1}`,
+		`{"type":"function_call","call_id":"c","name":"f","arguments":"{\"a\":NaN}"}`:   "{}",
+		`{"type":"function_call","call_id":"c","name":"f","arguments":"{\"a\":1e999}"}`: "{}",
+		`{"type":"function_call","call_id":"c","name":"f","arguments":"\ufeff{}"}`:      "{}",
+		`{"type":"function_call","call_id":"c","name":"f","arguments":"[1]"}`:           "{}",
+	} {
+		v, err := jinja.ParseJSON([]byte(raw))
+		if err != nil {
+			t.Fatal(err)
+		}
+		msg, known, err := sglangItem(v)
+		got := "not known"
+		if err != nil {
+			got = "refused"
+		} else if known {
+			calls, _ := member(msg, "tool_calls").AsList()
+			d, _ := calls[0].AsDict()
+			got = textAt(dictAt(d, "function"), "arguments")
+		}
+		if got != want {
+			t.Errorf("%s: got %s, want %s", raw, got, want)
+		}
+	}
+}
+
 // A turn of many items is joined once: four times as many items take about four times the memory.
 func TestATurnIsJoinedOnce(t *testing.T) {
 	took := func(n int) uint64 {

@@ -363,11 +363,8 @@ func (s *vllmShape) before(front []string, part jinja.Value, flatten bool) []str
 	if own := s.p.images.front(); own != "" && !flatten && !s.p.isCut() && s.p.images.add(part) {
 		return append(front, own)
 	}
-	if !s.p.isCut() {
-		front = append(front, mediaMark)
-	}
 	s.p.cutAtMedia()
-	return front
+	return append(front, mediaMark)
 }
 
 // joinBehind joins texts with newlines, after a media mark if media precede them. One mark is
