@@ -17,7 +17,7 @@ import (
 )
 
 // hubPatience bounds how long the model hub is waited for. It is below the chart's probes.startupSeconds. If the hub has not
-// answered by then, it is asked again after retryFirst, and then after twice the time each, up to retryLast. Tests shorten them.
+// answered by then at the start, it is asked again after retryFirst, and then after twice the time each, up to retryLast.
 var hubPatience, retryFirst, retryLast = 90 * time.Second, 30 * time.Second, 10 * time.Minute
 
 // openTokenizer returns the files of a tokenizer: of a folder, of the binary, or of the model hub.

@@ -38,20 +38,25 @@ func loadModels(ctx context.Context, c *config.Config, metrics *observe.Metrics,
 		case errors.Is(err, models.ErrUnknown), errors.Is(err, fs.ErrNotExist) && !strings.HasPrefix(c.Models[i].Tokenizer, hub.Prefix):
 			return nil, config.ProblemsError{partProblem(c, i, err)}
 		default:
-			again := "it is read again when Kvlane starts or its keys change"
-			if s.Away = hubAway(err); s.Away {
-				again = fmt.Sprintf("the hub is asked again in %s and then at least every %s", retryFirst, retryLast)
-			}
-			s.Refused = partProblem(c, i, err).Message + "; " + again
-			instead := "this model is routed by load"
-			if s.Remote != nil {
-				instead = "check.renderer computes all its ids"
-			}
-			log.Error().Str("model", s.Config.Name).Str("error", s.Refused).Msg("tokenizer refused: " + instead)
+			refuse(c, i, s, err, log)
 		}
 		list = append(list, s)
 	}
 	return list, nil
+}
+
+// refuse notes why a model has no tokenizer.
+func refuse(c *config.Config, i int, s *fleet.Model, err error, log zerolog.Logger) {
+	again := "it is read again when Kvlane starts or its keys change"
+	if s.Away = hubAway(err); s.Away {
+		again = fmt.Sprintf("the hub is asked again, at least every %s", retryLast)
+	}
+	s.Refused = partProblem(c, i, err).Message + "; " + again
+	instead := "this model is routed by load"
+	if s.Remote != nil {
+		instead = "check.renderer computes all its ids"
+	}
+	log.Error().Str("model", s.Config.Name).Str("error", s.Refused).Msg("tokenizer refused: " + instead)
 }
 
 // newModel loads a model. With an error of its tokenizer or template it returns the model without them.
@@ -85,33 +90,47 @@ func newModel(ctx context.Context, m config.Model, metrics *observe.Metrics, log
 	return s, nil
 }
 
-// away reports whether a model waits for a hub that did not answer.
-func (s *service) away() bool {
-	return slices.ContainsFunc(s.models, func(m *fleet.Model) bool { return m.Away })
-}
-
-// reloadModels returns the models with those loaded anew whose keys have changed, or if none has, whose hub was away: other
-// changes do not wait for it. With an error that may pass, away is set.
-func (s *service) reloadModels(ctx context.Context, c *config.Config, keys []string) (list []*fleet.Model, away bool, err error) {
+// askHubs returns the models with those loaded whose hub was away, as far as it answers within hubPatience.
+func askHubs(ctx context.Context, c *config.Config, list []*fleet.Model, metrics *observe.Metrics, log zerolog.Logger) []*fleet.Model {
 	ctx, cancel := context.WithTimeout(ctx, hubPatience)
 	defer cancel()
-	list = slices.Clone(s.models)
+	list = slices.Clone(list)
+	for i, m := range list {
+		if !m.Away || errors.Is(ctx.Err(), context.Canceled) {
+			continue
+		}
+		s, err := newModel(ctx, c.Models[i], metrics, log)
+		if s == nil {
+			continue
+		}
+		if list[i] = s; err != nil {
+			refuse(c, i, s, err, log)
+		}
+	}
+	return list
+}
+
+// away reports whether a model waits for a hub that did not answer.
+func away(list []*fleet.Model) bool {
+	return slices.ContainsFunc(list, func(m *fleet.Model) bool { return m.Away })
+}
+
+// reloadModels returns the models with those loaded anew whose keys have changed.
+func (s *service) reloadModels(ctx context.Context, c *config.Config, keys []string) ([]*fleet.Model, error) {
+	ctx, cancel := context.WithTimeout(ctx, hubPatience)
+	defer cancel()
+	list := slices.Clone(s.models)
 	for i := range list {
-		changed := config.Retokenizes(i, keys)
-		if again := list[i].Away && len(keys) == 0; !changed && !again {
-			away = away || list[i].Away
+		if !config.Retokenizes(i, keys) {
 			continue
 		}
 		m, err := newModel(ctx, c.Models[i], s.metrics, s.log)
-		away = away || hubAway(err)
-		switch {
-		case err == nil:
-			list[i] = m
-		case changed:
-			return nil, away, config.ProblemsError{partProblem(c, i, err)}
+		if err != nil {
+			return nil, config.ProblemsError{partProblem(c, i, err)}
 		}
+		list[i] = m
 	}
-	return list, away, nil
+	return list, nil
 }
 
 func renderOutcome(err error) string {

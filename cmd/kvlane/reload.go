@@ -3,20 +3,19 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
 
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/fleet"
 )
 
 // reloadPoll is how often the configuration file is read.
 const reloadPoll = time.Second
 
 // reload takes a changed configuration over, whole or not at all. load returns it. It gives up loading tokenizers when ctx ends.
-// If a model hub was away, s.retry is when to reload again, else 0.
 func (s *service) reload(ctx context.Context, file string, load func() (*config.Config, []config.Problem, error)) {
 	result := "taken"
 	defer func() {
@@ -26,13 +25,13 @@ func (s *service) reload(ctx context.Context, file string, load func() (*config.
 	}()
 	next, warnings, err := load()
 	var live []string
-	served, away := s.models, s.away()
+	served := s.models
 	if err == nil {
 		var restart config.ProblemsError
 		if live, restart = s.config.Load().Changes(next); len(restart) > 0 {
 			err = config.Place(file, restart)
-		} else {
-			if served, away, err = s.reloadModels(ctx, next, live); err == nil && len(live) > 0 {
+		} else if len(live) > 0 {
+			if served, err = s.reloadModels(ctx, next, live); err == nil {
 				err = s.decider.Reload(next)
 			}
 			if problems, ok := errors.AsType[config.ProblemsError](err); ok {
@@ -43,15 +42,8 @@ func (s *service) reload(ctx context.Context, file string, load func() (*config.
 	if err != nil && ctx.Err() != nil {
 		return
 	}
-	if s.retry = 2 * s.retry; away {
-		s.retry = min(max(s.retry, retryFirst), retryLast)
-	} else {
-		s.retry = 0
-	}
 	if err != nil {
-		if result = "rejected"; away {
-			err = fmt.Errorf("%w; it is read again in %s", err, s.retry)
-		}
+		result = "rejected"
 		s.rejected.Store(&err)
 		s.log.Error().Err(err).Msg("configuration rejected: the running one stays")
 		return
@@ -60,14 +52,14 @@ func (s *service) reload(ctx context.Context, file string, load func() (*config.
 	for _, w := range warnings {
 		s.log.Warn().Msg(w.String())
 	}
-	if !slices.Equal(served, s.models) {
-		s.models = served
-		s.decider.Fleet().SetModels(served)
-	}
 	if len(live) == 0 {
 		result = "unchanged"
 		s.log.Info().Msg("configuration read again: nothing has changed")
 		return
+	}
+	if !slices.Equal(served, s.models) {
+		s.models = served
+		s.decider.Fleet().SetModels(served)
 	}
 	s.server.SetBodies(next.Limits.Bodies.Count, int64(next.Limits.Bodies.Bytes))
 	setLogLevel(next.Log.Level)
@@ -79,5 +71,13 @@ func (s *service) reload(ctx context.Context, file string, load func() (*config.
 func setLogLevel(level string) {
 	if l, err := zerolog.ParseLevel(level); err == nil {
 		zerolog.SetGlobalLevel(l)
+	}
+}
+
+// take uses models that were loaded for a configuration, unless it is another by now: their hub is asked again then.
+func (s *service) take(c *config.Config, list []*fleet.Model) {
+	if s.config.Load() == c {
+		s.models = list
+		s.decider.Fleet().SetModels(list)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"net"
 	"net/http"
 	"os"
@@ -91,23 +90,31 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	log.Info().Str("version", version).Str("listen", c.Listen.Address).Str("admin", s.admin.Addr().String()).Msg("serving")
 	poll := time.NewTicker(reloadPoll)
 	defer poll.Stop()
-	retry := time.NewTimer(cmp.Or(s.retry, math.MaxInt64))
+	wait := retryFirst
+	retry := time.NewTimer(wait)
 	defer retry.Stop()
-	reload := func() {
-		s.reload(ctx, *file, load)
-		retry.Reset(cmp.Or(s.retry, math.MaxInt64))
-	}
+	asked := make(chan func(), 1)
 	for serving := true; serving; {
 		select {
 		case <-hangUp:
-			reload()
+			s.reload(ctx, *file, load)
 			continue
 		case <-retry.C:
-			reload()
+			if c, list := s.config.Load(), s.models; away(list) {
+				go func() {
+					list := askHubs(ctx, c, list, s.metrics, log)
+					asked <- func() { s.take(c, list) }
+				}()
+			}
+			continue
+		case take := <-asked:
+			take()
+			wait = min(2*wait, retryLast)
+			retry.Reset(wait)
 			continue
 		case <-poll.C:
 			if _, changed, err := watch.Changed(); changed {
-				reload()
+				s.reload(ctx, *file, load)
 			} else if err != nil && *file != "" {
 				log.Error().Err(err).Msg("the configuration cannot be read: the running one stays")
 			}
@@ -154,7 +161,6 @@ type service struct {
 	tracer     *observe.Tracer
 	log        zerolog.Logger
 	models     []*fleet.Model // those of the decider
-	retry      time.Duration  // until the configuration is read again, 0 if no model hub was away
 	started    time.Time
 	failed     chan error
 	stop       context.CancelFunc
@@ -177,9 +183,6 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	s := &service{log: log, metrics: metrics, models: served, started: time.Now(), failed: make(chan error, 4), stop: stop}
 	s.config.Store(c)
 	s.generation.Store(1)
-	if s.away() {
-		s.retry = retryFirst
-	}
 	metrics.Collect(func(emit observe.Emit) {
 		emit("config_generation", "Configurations taken since the start, the first included.", float64(s.generation.Load()))
 		emit("config_rejected", "1 while the configuration on disk is rejected and an earlier one runs.", observe.Gauge(s.rejected.Load() != nil))

@@ -113,7 +113,9 @@ type leg struct {
 func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 	d, l := w.d, w.d.legs
 	w.cpu.release()
+	overlaps := slices.Clone(w.s.overlaps) // another target may be picked
 	w.slim()
+	w.s.overlaps = overlaps
 	w.r.Hold(true)
 	x := &disagg.Exchange{Request: w.in.body, Path: w.r.Path, ID: w.r.ID, Conversation: w.in.conversation, Decode: w.side(p.decode)}
 	for attempt := 1; ; attempt++ {

@@ -63,6 +63,10 @@ func (w *work) choose() (*placed, *waiter, error) {
 	} else {
 		// Capacity that became free by the passage of time alone goes to waiting requests.
 		d.placeWaiting(now, false)
+		if w.s.waited { // it has left the queue without a place, and may have one in another role
+			w.overlap(w.tokens)
+			w.overlapStored()
+		}
 	}
 	p, err := w.try(now)
 	lane, waits := w.lane(err)
@@ -123,7 +127,7 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 func (w *work) slim() {
 	s := w.s
 	w.s = &scratch{hashes: slices.Clone(s.hashes), prefix: slices.Clone(s.prefix), exclude: slices.Clone(s.exclude), waited: true}
-	w.query.Prefix, w.query.Exclude = w.s.prefix, w.s.exclude
+	w.query.Prefix, w.query.Exclude, w.query.Subset = w.s.prefix, w.s.exclude, nil // each attempt sets the subset
 	if m := w.in.model; w.d.legs == nil && (m == nil || !m.Config.HandIDs) { // nothing needs the ids again
 		w.tokens.ids = nil
 	} else {
@@ -242,6 +246,9 @@ func (q *waiter) attempt(now time.Duration) {
 			q.err = nil
 		}
 		l.matches, l.overlaps, w.s.matches = w.s.matches, w.s.overlaps, kvindex.Matches{}
+		if q.panicked != nil {
+			l.matches, l.overlaps = kvindex.Matches{}, nil
+		}
 		if w.s.overlaps = nil; q.placed != nil {
 			w.s.overlaps = slices.Clone(l.overlaps)
 		}
