@@ -39,7 +39,7 @@ func holds(t *testing.T, p *pools, raw []byte, names ...string) {
 	for slot, e := range p.fleet.View().Endpoints {
 		for _, n := range names {
 			if e != nil && e.Target.Worker == n {
-				if err := p.fleet.Index().Apply(kvindex.Slot(slot), &stored); err != nil {
+				if err := p.fleet.Index().Apply(slot, &stored); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -67,7 +67,7 @@ func TestTheNextPrefillTargetIsChosenByItsCache(t *testing.T) {
 	once := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if first {
 			first = false
-			w.WriteHeader(500)
+			w.WriteHeader(http.StatusInternalServerError)
 			return
 		}
 		answer(prefillFirst["lmcache"].answer)(w, r)
@@ -91,7 +91,7 @@ func TestTheSubsetOfASplitRequest(t *testing.T) {
 			// meanwhile another request with another subset, which contains no prefill target
 			d := p.Decide(t.Context(), &extproc.Request{ID: "b", Method: "POST", Path: "/v1/chat/completions", Body: raw, HasSubset: true, Subset: []string{addr(0)}})
 			end(&d, 200)
-			w.WriteHeader(500)
+			w.WriteHeader(http.StatusInternalServerError)
 			return
 		}
 		answer(prefillFirst["lmcache"].answer)(w, r)
@@ -117,7 +117,7 @@ func TestLocalAfterAWait(t *testing.T) {
 	p.Fleet().SetWorkers(append(slices.Clone(p.list), list...))
 	holds(t, p, raw, "f")
 	hang := make(chan struct{})
-	p.both(func(w http.ResponseWriter, r *http.Request) { <-hang; w.WriteHeader(500) })
+	p.both(func(w http.ResponseWriter, r *http.Request) { <-hang; w.WriteHeader(http.StatusInternalServerError) })
 	ask := func(id string) chan extproc.Decision {
 		done := make(chan extproc.Decision, 1)
 		go func() {
@@ -145,7 +145,7 @@ func TestLocalAfterAWait(t *testing.T) {
 	select {
 	case d := <-three:
 		e := p.decisions.Find("three")
-			for _, c := range e.Explanation.Candidates { // f may be busier than others, but it is known to hold the prompt
+		for _, c := range e.Explanation.Candidates { // f may be busier than others, but it is known to hold the prompt
 			if c.Target == "f" && c.Miss > 100 {
 				t.Errorf("got %d uncached tokens on f, which holds the prompt", c.Miss)
 			}
