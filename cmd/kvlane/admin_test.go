@@ -24,6 +24,7 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/decide"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/workers"
 )
 
 func TestWhoMayUseTheAdminPort(t *testing.T) {
@@ -98,7 +99,9 @@ func TestWhatMayBeReadWithoutTheToken(t *testing.T) {
 	t.Parallel()
 	file := secretFile(t)
 	c, decider, metrics := newDecider(t, nil)
-	s := &service{decider: decider}
+	registry := workers.New(workers.Options{Log: zerolog.Nop()})
+	defer registry.Close()
+	s := &service{decider: decider, registry: registry}
 	s.config.Store(c)
 	with, without := s.adminMux(file, metrics), s.adminMux("", metrics)
 	for path, open := range map[string]bool{

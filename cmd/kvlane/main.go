@@ -168,10 +168,13 @@ func run(ctx context.Context, io streams, args []string) int {
 	return 2
 }
 
+// unsorted lists commands in their own order. It is a setting of the package cobra, and tests run commands concurrently.
+var unsorted = sync.OnceFunc(func() { cobra.EnableCommandSorting = false })
+
 // rootCommand returns the tree of all commands. Each parses its own flags, which its flag set lists for help, completion and
 // man pages.
 func rootCommand(io streams) *cobra.Command {
-	cobra.EnableCommandSorting = false
+	unsorted()
 	root := &cobra.Command{
 		Use: "kvlane", Long: "Kvlane routes LLM requests by KV cache, behind an Envoy.",
 		SilenceErrors: true, SilenceUsage: true,

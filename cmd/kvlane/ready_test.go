@@ -42,6 +42,7 @@ func TestReadinessWaitsForFeeds(t *testing.T) {
 	// It starts an hour from now, so that the bound of the wait is not reached even on a
 	// slow machine.
 	s := &service{decider: decider, registry: registry, started: time.Now().Add(time.Hour)}
+	s.config.Store(c)
 	s.warm.Store(true)
 	s.open.Store(true)
 	admin := httptest.NewServer(s.adminMux("", metrics))
