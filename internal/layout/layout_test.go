@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83230
+	totalLimit = 83220
 	totalGoal  = 62000
 )
 
@@ -34,7 +34,7 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 21050, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 29090, 22000, []string{"internal/tokens"}},
+	{"tokens", 29080, 22000, []string{"internal/tokens"}},
 	{"fleet", 4590, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1670, 1300, []string{"internal/observe"}},
 	{"decide", 3180, 1700, []string{"internal/decide"}},

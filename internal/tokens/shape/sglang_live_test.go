@@ -1,9 +1,6 @@
 package shape_test
 
 import (
-	"bufio"
-	"compress/gzip"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,23 +40,8 @@ func TestSGLangBodies(t *testing.T) {
 
 func compareSGLang(t *testing.T, m *shape.Model, api body.API, file string) {
 	t.Helper()
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	packed, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(packed)
-	lines.Buffer(nil, 64<<20)
 	var equal, refused, alone, partial, different int
-	for lines.Scan() {
-		var c encoderCase
-		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
-			t.Fatal(err)
-		}
+	for c := range encoderCases(t, file) {
 		req, err := body.Parse(api, []byte(c.Body))
 		var got shape.Result
 		if err == nil {
@@ -81,7 +63,29 @@ func compareSGLang(t *testing.T, m *shape.Model, api body.API, file string) {
 		}
 	}
 	t.Logf("%d equal, %d refused by both, %d by the engine alone, %d known in part, %d different", equal, refused, alone, partial, different)
-	if lines.Err() != nil || equal == 0 || refused == 0 || partial > equal/10 {
-		t.Errorf("got %d equal, %d refused and %d in part, want some of the first two and few of the last; read error: %v", equal, refused, partial, lines.Err())
+	if equal == 0 || refused == 0 || partial > equal/10 {
+		t.Errorf("got %d equal, %d refused and %d in part, want some of the first two and few of the last", equal, refused, partial)
+	}
+}
+
+// The values are those of SGLang 0.5.23's own request types.
+func TestEffortOfSGLangsResponses(t *testing.T) {
+	m := tinyChat(t, "{}", "{}", "{{ reasoning_effort }} {{ thinking }} {{ enable_thinking }}")
+	for reasoning, want := range map[string]string{
+		`null`:                        "  ",
+		`{}`:                          "medium True True",
+		`{"summary":"auto"}`:          "medium True True",
+		`{"effort":null}`:             "  ",
+		`{"effort":"low"}`:            "low True True",
+		`{"effort":"none"}`:           "none False False",
+		`{"reasoning_effort":"none"}`: "medium False False",
+	} {
+		req, err := body.Parse(body.Responses, []byte(`{"input":"x","reasoning":`+reasoning+`}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := m.RenderPrompt(req, shape.SGLang); err != nil || got.Text != want {
+			t.Errorf("%s: got %q, partial %q, %v, want %q", reasoning, got.Text, got.Partial, err, want)
+		}
 	}
 }

@@ -157,7 +157,8 @@ func sglangItem(v jinja.Value) (msg *jinja.Dict, known bool, err error) {
 		if !named {
 			return nil, false, nil
 		}
-		return dict(kv{"role", jinja.String(roleAssistant)}, kv{"tool_calls", jinja.List([]jinja.Value{functionCall(textOr(id), name, arguments)})}), true, nil
+		called, _ := id.AsString()
+		return dict(kv{"role", jinja.String(roleAssistant)}, kv{"tool_calls", jinja.List([]jinja.Value{functionCall(called, name, arguments)})}), true, nil
 	case "function_call_output":
 		output := member(item, "output")
 		if _, isList := output.AsList(); isList {
@@ -213,12 +214,6 @@ func sglangItem(v jinja.Value) (msg *jinja.Dict, known bool, err error) {
 
 const developerLabel = "Developer instructions:"
 
-// textOr returns a text, "" for other values.
-func textOr(v jinja.Value) string {
-	s, _ := v.AsString()
-	return s
-}
-
 // sglangParts returns the parts of a message as a chat has them. developer: the first text is labelled.
 func sglangParts(parts []jinja.Value, developer bool) jinja.Value {
 	out := make([]jinja.Value, 0, len(parts)+1)
@@ -254,7 +249,7 @@ type sglangTurns struct {
 	thoughts       []string
 }
 
-// add appends a message, or joins it with the assistant's before it.
+// add appends a message, or joins an assistant's with the one before it.
 func (t *sglangTurns) add(msg *jinja.Dict) {
 	if !t.continues(msg) {
 		t.finish()
@@ -265,7 +260,8 @@ func (t *sglangTurns) add(msg *jinja.Dict) {
 	if phase := member(msg, "phase"); !phase.IsNone() {
 		last.Set("phase", phase)
 	}
-	if added := member(msg, "content"); !added.IsNone() && !emptyText(added) {
+	added := member(msg, "content")
+	if text, isText := added.AsString(); !added.IsNone() && (!isText || text != "") {
 		if t.content = append(t.content, added); len(t.content) == 1 {
 			last.Set("content", added)
 		}
@@ -320,11 +316,6 @@ func (t *sglangTurns) finish() {
 	if len(t.thoughts) > 1 {
 		last.Set("reasoning_content", jinja.String(strings.Join(t.thoughts, "\n")))
 	}
-}
-
-func emptyText(v jinja.Value) bool {
-	s, ok := v.AsString()
-	return ok && s == ""
 }
 
 func asParts(v jinja.Value) []jinja.Value {
