@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83220
+	totalLimit = 83450
 	totalGoal  = 62000
 )
 
@@ -33,14 +33,14 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21050, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 29080, 22000, []string{"internal/tokens"}},
-	{"fleet", 4590, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"heart", 21170, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"tokens", 29100, 22000, []string{"internal/tokens"}},
+	{"fleet", 4630, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1670, 1300, []string{"internal/observe"}},
 	{"decide", 3180, 1700, []string{"internal/decide"}},
-	{"replicas", 2470, 2200, []string{"internal/replicas"}},
+	{"replicas", 2500, 2200, []string{"internal/replicas"}},
 	{"lab", 11690, 11700, []string{"internal/lab"}},
-	{"rim", 9520, 6000, []string{
+	{"rim", 9570, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

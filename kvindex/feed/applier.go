@@ -50,7 +50,10 @@ func (t *tally) status(worker string) Status {
 	}
 }
 
-func (t *tally) fail(err error) { t.errors++; t.lastError = err.Error() }
+func (t *tally) fail(err error) { t.errors++; t.failure(err) }
+
+// failure keeps the beginning of an error, which may quote what an engine sent.
+func (t *tally) failure(err error) { t.lastError = fmt.Sprintf("%.512s", err) }
 
 // base returns the target of batches that carry no rank.
 func (a *applier) base() kvindex.Target {
@@ -137,7 +140,7 @@ func (a *applier) apply(payload []byte, c Cursor) {
 		if !slices.ContainsFunc(b.Dropped, func(d Drop) bool { return d.Reason == Malformed }) {
 			a.tally.dropped[Malformed]++
 		}
-		a.tally.lastError = err.Error()
+		a.tally.failure(err)
 		a.warnOnce(t, Malformed, err.Error())
 	}
 	if slices.ContainsFunc(b.Dropped, func(d Drop) bool { return d.Reason == Misaligned }) {
@@ -174,7 +177,7 @@ func (a *applier) apply(payload []byte, c Cursor) {
 		}
 		if err := a.sink.Apply(t, ev); err != nil {
 			a.tally.dropped[refused(err)] += n
-			a.tally.lastError = err.Error()
+			a.tally.failure(err)
 			if errors.Is(err, kvindex.ErrBlockSize) {
 				a.warnOnce(t, WrongBlockSize, fmt.Sprintf("engine's blocks of %d tokens: %v; its events are refused", ev.BlockSize, err))
 			}

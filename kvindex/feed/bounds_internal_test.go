@@ -2,6 +2,8 @@ package feed
 
 import (
 	"bytes"
+	"io"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -53,5 +55,71 @@ func TestBuffersOfAHugePayloadAreNotKept(t *testing.T) {
 	decode(1)
 	if n := max(cap(d.batch.Events), cap(d.hashes)); n > maxKept {
 		t.Errorf("got room for %d events after a huge payload, want at most %d", n, maxKept)
+	}
+}
+
+// What an event makes us allocate is a small multiple of its bytes, whatever it has many of.
+func TestAPolledEventNeedsBoundedMemory(t *testing.T) {
+	many := func(item string) string { return strings.Repeat(item+",", 4<<20/len(item)) + item }
+	for name, data := range map[string]string{
+		"empty blocks": `"type":"stored","blocks":[` + many(`{}`) + `]`, "no blocks": `"type":"stored","blocks":[` + many(`null`) + `]`,
+		"tokens":     `"type":"stored","blocks":[{"block_hash":1,"tokens":[` + many(`1`) + `]}]`,
+		"media keys": `"type":"stored","blocks":[{"block_hash":1,"tokens":[1],"mm_keys":[` + strings.Repeat(`1,`, maxBlockText/3) + `1]}]`,
+		"hashes":     `"type":"removed","block_hashes":[` + many(`1`) + `]`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			sink := &strict{t: t}
+			feed := pollingFeed(sink)
+			text := `[{"event_id":1,"data":{` + data + `}},{"event_id":2,"data":{"type":"removed","block_hashes":[1]}}]`
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			if err := feed.polled(strings.NewReader(text)); err != nil {
+				t.Fatal(err)
+			}
+			runtime.ReadMemStats(&after)
+			if factor := float64(after.TotalAlloc-before.TotalAlloc) / float64(max(len(text), 4<<20)); factor > 20 {
+				t.Errorf("got %.0f bytes allocated for each byte of the event, want at most 20", factor)
+			}
+			if sink.events == 0 {
+				t.Error("got nothing of the event behind it")
+			}
+		})
+	}
+}
+
+func TestAPolledEventIsBounded(t *testing.T) {
+	feed := pollingFeed(&strict{t: t})
+	small := `{"event_id":1,"data":{"type":"removed","block_hashes":[1]}},`
+	endless := io.MultiReader(strings.NewReader("["+strings.Repeat(small, 3)+`{"event_id":2,"x":"`), zeros{})
+	if err := feed.polled(endless); err == nil {
+		t.Error("got no error for an event without end")
+	}
+}
+
+// zeros is a text without end.
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) {
+	for i := range b {
+		b[i] = '0'
+	}
+	return len(b), nil
+}
+
+// Errors quote engines, and the last one is kept: no more than its beginning.
+func TestALongErrorIsClipped(t *testing.T) {
+	feed := pollingFeed(&strict{t: t})
+	long := strings.Repeat("z", 1<<20)
+	for _, event := range []string{`{"data":{"type":"removed","block_hashes":["` + long + `"]}}`, `{"hash_algo":"` + long + `","data":{"type":"created"}}`} {
+		if err := feed.polled(strings.NewReader("[" + event + "]")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := feed.tally.lastError
+	if len(got) > 512 || !strings.Contains(got, "zzz") {
+		t.Errorf("got an error of %d bytes, want its first 512: %.100q", len(got), got)
+	}
+	if algo, refused := feed.byRank[feed.src.Rank].dec.HashRefused(); !refused || len(algo) > maxName {
+		t.Errorf("got an algorithm's name of %d bytes, refused %v", len(algo), refused)
 	}
 }

@@ -542,6 +542,28 @@ func TestAPollIsNotSentElsewhere(t *testing.T) {
 	}
 }
 
+// Events of an answer that does not end are applied as they come; the poll is given up, and the feed's state is shown meanwhile.
+func TestAPollEndsInTime(t *testing.T) {
+	polls := make(chan struct{}, 100)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = w.Write([]byte("[" + trtStored(0, "", 5) + ","))
+		_ = http.NewResponseController(w).Flush()
+		polls <- struct{}{}
+		<-r.Context().Done()
+	}))
+	defer s.Close()
+	sink := newRecorder()
+	f, err := feed.Start(t.Context(), feed.Source{Worker: "t", Engine: feed.TRTLLM, Rank: kvindex.NoRank, PollURL: s.URL, PollTimeout: 300 * time.Millisecond, PollInterval: time.Millisecond}, sink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	<-polls
+	eventually(t, "the event of a poll that waits", func() bool { return f.Status().Errors == 0 && slices.Equal(sink.seen(), []string{"t +[5]"}) })
+	eventually(t, "the end of the poll", func() bool { return f.Status().Errors > 0 })
+	eventually(t, "another poll", func() bool { return len(polls) > 0 })
+}
+
 // Any number of requests that finish during a poll cause one more poll.
 func TestPollsAreCoalesced(t *testing.T) {
 	s := newTRTServer(t)

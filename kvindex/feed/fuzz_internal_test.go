@@ -74,8 +74,8 @@ func FuzzPolled(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		sink := &strict{t: t}
 		feed := pollingFeed(sink)
-		err := feed.polled(body)
-		if again := feed.polled(body); (err == nil) != (again == nil) {
+		err := feed.polled(bytes.NewReader(body))
+		if again := feed.polled(bytes.NewReader(body)); (err == nil) != (again == nil) {
 			t.Fatalf("got %v, then %v", err, again)
 		}
 		if json.Valid(body) && err != nil && bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
@@ -94,7 +94,7 @@ func TestRanksOfAPollAreBounded(t *testing.T) {
 	sink := &strict{t: t}
 	feed := pollingFeed(sink)
 	for rank := range 3 * maxRanks {
-		if err := feed.polled(fmt.Appendf(nil, `[{"event_id":%d,"attention_dp_rank":%d,"data":{"type":"removed","block_hashes":[1]}}]`, rank, rank)); err != nil {
+		if err := feed.polled(strings.NewReader(fmt.Sprintf(`[{"event_id":%d,"attention_dp_rank":%d,"data":{"type":"removed","block_hashes":[1]}}]`, rank, rank))); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,7 +1,6 @@
 package feed
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,8 +12,9 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// maxPollBody limits the answer to one poll, in bytes.
-const maxPollBody = 256 << 20
+// maxPollBody limits the answer to one poll, maxPollEvent one event of it, in bytes: that of a million
+// tokens has 60 MB.
+const maxPollBody, maxPollEvent = 256 << 20, 64 << 20
 
 // poll empties TensorRT-LLM's event buffer repeatedly. A poll drains the server, so there must
 // be only one poller of a worker in the whole installation. Requests that finish trigger another
@@ -23,7 +23,9 @@ func (f *Feed) poll(ctx context.Context) {
 	client := &http.Client{
 		// Events must come from the worker's own address.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Transport:     &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute},
+		Transport:     &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute, DisableCompression: true, MaxResponseHeaderBytes: 64 << 10},
+		// Events that are not read by then are lost, and their numbers missing.
+		Timeout: f.src.PollTimeout,
 	}
 	defer client.CloseIdleConnections()
 	timer := time.NewTimer(0)
@@ -86,57 +88,66 @@ func (f *Feed) pollOnce(ctx context.Context, client *http.Client) error {
 		return fmt.Errorf("poll: %w", err)
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxPollBody))
-	if err != nil {
-		return fmt.Errorf("poll: %w", err)
-	}
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("poll: status %d", resp.StatusCode)
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.tally.connects++
-	return f.polled(body)
+	return f.polled(io.LimitReader(resp.Body, maxPollBody))
 }
 
-// polled applies the events of one answer, a JSON array.
-func (f *Feed) polled(body []byte) error {
-	dec := json.NewDecoder(bytes.NewReader(body))
+// polled applies the events of one answer, a JSON array, as they arrive.
+func (f *Feed) polled(body io.Reader) error {
+	event := &io.LimitedReader{R: body, N: maxPollEvent}
+	dec := json.NewDecoder(event)
 	if t, err := dec.Token(); err != nil || t != json.Delim('[') {
 		return errors.New("poll: answer is not a JSON array")
 	}
+	f.mu.Lock()
+	f.tally.connects++
 	for _, a := range f.byRank {
 		a.up()
 	}
+	f.mu.Unlock()
 	for dec.More() {
 		var raw json.RawMessage
-		if err := dec.Decode(&raw); err != nil {
+		err := dec.Decode(&raw)
+		f.mu.Lock()
+		if err == nil {
+			f.polledEvent(raw)
+		} else {
 			f.tally.dropped[Malformed]++
+		}
+		f.mu.Unlock()
+		if err != nil {
 			return fmt.Errorf("poll: %w", err)
 		}
-		var head trtHead
-		if err := json.Unmarshal(raw, &head); err != nil {
-			f.tally.dropped[Malformed]++
-			continue
-		}
-		rank := f.src.Rank
-		if head.Rank != nil && *head.Rank >= 0 {
-			rank = *head.Rank
-			if f.src.RankFromBatch && rank >= maxRanks {
-				f.main.wrongRank(rank)
-				continue
-			}
-		}
-		a := f.rank(rank)
-		a.up()
-		if head.ID == nil {
-			// A bare body has no number, so missing ones cannot be detected.
-			a.apply(raw, Cursor{})
-			continue
-		}
-		a.do(a.machine.Live(*head.ID, raw))
+		event.N = maxPollEvent
 	}
 	return nil
+}
+
+// polledEvent applies an event of an answer. The caller holds the lock.
+func (f *Feed) polledEvent(raw json.RawMessage) {
+	var head trtHead
+	if err := json.Unmarshal(raw, &head); err != nil {
+		f.tally.dropped[Malformed]++
+		return
+	}
+	rank := f.src.Rank
+	if head.Rank != nil && *head.Rank >= 0 {
+		rank = *head.Rank
+		if f.src.RankFromBatch && rank >= maxRanks {
+			f.main.wrongRank(rank)
+			return
+		}
+	}
+	a := f.rank(rank)
+	a.up()
+	if head.ID == nil {
+		// A bare body has no number, so missing ones cannot be detected.
+		a.apply(raw, Cursor{})
+		return
+	}
+	a.do(a.machine.Live(*head.ID, raw))
 }
 
 // up reports to a machine that was down that its server answers again.

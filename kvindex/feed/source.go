@@ -39,8 +39,9 @@ type Source struct {
 
 	// PollURL is TensorRT-LLM's POST /kv_cache_events, instead of Endpoint.
 	PollURL string
-	// PollInterval is the time between polls that are not triggered by requests; default 1 s.
-	PollInterval time.Duration
+	// PollInterval is the time between polls that are not triggered by requests, and PollTimeout
+	// bounds a poll; defaults 1 s and 30 s.
+	PollInterval, PollTimeout time.Duration
 
 	// Machine configures the sequence's state machine; the feed sets its Replay and Polled. With
 	// Resume, Rank must be that of the snapshot's target.
@@ -82,7 +83,7 @@ func (l *Limit) release() {
 }
 
 func (s *Source) setDefaults() {
-	s.PollInterval = cmp.Or(max(s.PollInterval, 0), time.Second)
+	s.PollInterval, s.PollTimeout = cmp.Or(max(s.PollInterval, 0), time.Second), cmp.Or(max(s.PollTimeout, 0), 30*time.Second)
 	s.ReconnectMin, s.ReconnectMax = cmp.Or(max(s.ReconnectMin, 0), 100*time.Millisecond), cmp.Or(max(s.ReconnectMax, 0), 5*time.Second)
 	s.ReplayTotal, s.ReplayIdle = cmp.Or(max(s.ReplayTotal, 0), 2*time.Minute), cmp.Or(max(s.ReplayIdle, 0), 2*time.Second)
 }

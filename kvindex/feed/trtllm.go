@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/bits"
 	"strconv"
@@ -238,12 +239,40 @@ type trtBlock struct {
 	Salt   *string           `json:"cache_salt"`
 }
 
+// Bounds of what needs much more memory than its JSON has bytes. A block of 1,024 tokens has 60 KB.
+const minBlockText, maxBlockText, maxMMKeys = 16, 256 << 10, 1024
+
+var errTRTSize = errors.New("feed: not the size of an engine's blocks")
+
+// UnmarshalJSON refuses what is too short or too long for a block.
+func (b *trtBlock) UnmarshalJSON(text []byte) error {
+	type plain trtBlock
+	if len(text) < minBlockText || len(text) > maxBlockText {
+		return errTRTSize
+	}
+	err := json.Unmarshal(text, (*plain)(b))
+	if len(b.MMKeys) > maxMMKeys {
+		return errTRTSize
+	}
+	return err
+}
+
+type trtHashes []trtHash
+
+// UnmarshalJSON refuses more hashes than an engine has blocks.
+func (hs *trtHashes) UnmarshalJSON(text []byte) error {
+	if bytes.Count(text, []byte{','}) > 8*maxKept {
+		return errTRTSize
+	}
+	return json.Unmarshal(text, (*[]trtHash)(hs))
+}
+
 // trtData is the body of an event; which fields are set depends on Type.
 type trtData struct {
 	Type   string     `json:"type"`
 	Parent *trtHash   `json:"parent_hash"`
 	Blocks []trtBlock `json:"blocks"`
-	Hashes []trtHash  `json:"block_hashes"`
+	Hashes trtHashes  `json:"block_hashes"`
 }
 
 // trtEvent is an event with its wrapper. A bare body is accepted too.
@@ -292,7 +321,7 @@ func (d *Decoder) HashRefused() (algo string, refused bool) { return d.trt.algo,
 // trtEvent appends the changes of an event, or counts why it is dropped.
 func (d *Decoder) trtEvent(e *trtEvent) {
 	if !trtHashAlgos[e.Algo] {
-		d.trt.algo, d.trt.refused = e.Algo, true
+		d.trt.algo, d.trt.refused = strings.Clone(e.Algo[:min(len(e.Algo), maxName)]), true
 	}
 	if d.trt.refused {
 		d.drop(UnknownHash)
