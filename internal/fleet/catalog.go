@@ -22,8 +22,6 @@ const (
 	shownFor = 15 * time.Second
 	// maxListing bounds the workers that are queried concurrently.
 	maxListing = 16
-	// maxListed bounds the names kept per worker.
-	maxListed = 1024
 )
 
 // catalog has the names that workers list in GET /v1/models beyond the models that they
@@ -226,7 +224,6 @@ func (f *Fleet) askFor(ctx context.Context, m *Member) (names []string, err erro
 	if err != nil {
 		return nil, err
 	}
-	list = list[:min(len(list), maxListed)]
 	for i := range list {
 		names = append(names, list[i].ID)
 	}

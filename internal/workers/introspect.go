@@ -1,6 +1,7 @@
 package workers
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -106,8 +107,8 @@ type Listed struct {
 	MaxModelLen json.RawMessage `json:"max_model_len,omitempty"`
 }
 
-// maxListed bounds a field of a Listed in bytes.
-const maxListed = 1024
+// maxListed bounds a field of a Listed in bytes, maxModels the models of an engine that count.
+const maxListed, maxModels = 1024, 1024
 
 func (l *Listed) clip() {
 	l.Object = "model"
@@ -133,7 +134,7 @@ func (l *Listed) Base() (root string) {
 	return root
 }
 
-// Models returns what the engine at a URL lists in GET /v1/models, adapters included.
+// Models returns what the engine at a URL lists in GET /v1/models, adapters included: the first maxModels.
 func (a *Asker) Models(ctx context.Context, url string) ([]Listed, error) {
 	body, err := a.question(ctx, strings.TrimRight(url, "/")+"/v1/models")
 	if err != nil {
@@ -177,20 +178,31 @@ var errOther = errors.New("not the answer of an engine")
 // owners maps owned_by in /v1/models to the engine's name.
 var owners = map[string]string{"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
 
-func listOf(body []byte) ([]Listed, error) {
+// listOf leaves out models whose name is longer than maxListed.
+func listOf(body []byte) (list []Listed, err error) {
 	var said struct {
-		Data []Listed `json:"data"`
+		Data json.RawMessage `json:"data"`
 	}
-	if err := json.Unmarshal(body, &said); err != nil {
+	if err := json.Unmarshal(body, &said); err != nil || len(said.Data) == 0 {
 		return nil, err
 	}
-	for i := range said.Data {
-		if said.Data[i].ID == "" {
-			return nil, errOther
-		}
-		said.Data[i].clip()
+	dec := json.NewDecoder(bytes.NewReader(said.Data))
+	if t, err := dec.Token(); err != nil || t != json.Delim('[') {
+		return nil, errOther
 	}
-	return said.Data, nil
+	for dec.More() && len(list) < maxModels {
+		var l Listed
+		if err := dec.Decode(&l); err != nil {
+			return nil, err
+		}
+		switch l.clip(); {
+		case l.ID == "":
+			return nil, errOther
+		case len(l.ID) <= maxListed:
+			list = append(list, l)
+		}
+	}
+	return list, nil
 }
 
 func readModels(f *Facts, body []byte, _ string) error {

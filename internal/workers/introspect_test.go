@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -84,6 +85,25 @@ func TestWhatIsNoEngineTellsNothing(t *testing.T) {
 	status = http.StatusServiceUnavailable
 	if _, err := a.Ask(t.Context(), address); err == nil {
 		t.Error("an engine that is not up yet has told everything")
+	}
+}
+
+// Of an engine's list a bounded part is kept, whatever it has many of.
+func TestAListOfModelsIsBounded(t *testing.T) {
+	long := strings.Repeat("n", maxListed+1)
+	for item, want := range map[string]int{`{"id":"m"}`: maxModels, `{"id":"` + long + `"}`: 0, `{"id":"` + long[1:] + `","root":"` + long + `"}`: maxModels} {
+		body := []byte(`{"data":[` + strings.Repeat(item+",", maxFacts/len(item)-1) + item + `]}`)
+		var facts Facts
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		list, err := listOf(body)
+		runtime.ReadMemStats(&after)
+		if err != nil || readModels(&facts, body, "") != nil || len(list) != want || len(facts.Models) != want || cap(list) > 2*maxModels {
+			t.Errorf("%.20s: got %d models, room for %d, %v, want %d", item, len(list), cap(list), err, want)
+		}
+		if n := after.TotalAlloc - before.TotalAlloc; n > 6*maxFacts {
+			t.Errorf("%.20s: got %d bytes allocated for a list of %d", item, n, len(body))
+		}
 	}
 }
 
