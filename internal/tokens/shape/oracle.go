@@ -2,6 +2,7 @@ package shape
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,8 +27,11 @@ type Oracle struct {
 	Timeout time.Duration
 }
 
-// maxAnswer is the maximum size of an engine's response in bytes.
-const maxAnswer = 64 << 20
+// maxAnswer is the maximum size of an engine's response in bytes, maxMessage that of its error message.
+const maxAnswer, maxMessage = 16 << 20, 300
+
+// A prompt is sent to the engine only, wherever that redirects to.
+var toEngine = http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 
 // IDs queries the engine's tokenizing endpoint for the ids of req. asked is the request that was
 // sent, which may have fewer fields: compute our ids from that one. The error is a *Refusal for a
@@ -126,7 +130,7 @@ func post(ctx context.Context, timeout time.Duration, url string, raw []byte) ([
 		return nil, err
 	}
 	r.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(r)
+	resp, err := toEngine.Do(r)
 	if err != nil {
 		return nil, err
 	}
@@ -159,9 +163,9 @@ func messageOf(answer []byte) string {
 			Message string `json:"message"`
 		} `json:"error"`
 	}
-	if json.Unmarshal(answer, &e) == nil && e.Error.Message+e.Message != "" {
-		return e.Error.Message + e.Message
+	text := string(answer[:min(len(answer), maxMessage)])
+	if json.Unmarshal(answer, &e) == nil {
+		text = cmp.Or(e.Error.Message+e.Message, text)
 	}
-	const most = 300
-	return string(answer[:min(len(answer), most)])
+	return strings.Clone(text[:min(len(text), maxMessage)])
 }

@@ -172,6 +172,35 @@ func TestOracleAsksOnlyWhatCanBeAnswered(t *testing.T) {
 	}
 }
 
+// An engine that is compared sends neither prompts to other hosts nor pages into the log.
+func TestAnEngineSendsPromptsNowhere(t *testing.T) {
+	var elsewhere atomic.Int32
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) }))
+	defer other.Close()
+	answers := []http.Handler{
+		http.RedirectHandler(other.URL, http.StatusTemporaryRedirect),
+		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusBadRequest)
+			_, _ = io.WriteString(w, `{"message":"`+strings.Repeat("x", 1<<20)+`"}`)
+		}),
+	}
+	req, err := body.Parse(body.Completions, []byte(`{"prompt":"secret"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, answer := range answers {
+		s := httptest.NewServer(answer)
+		_, _, err := (&Oracle{Engine: VLLM, URL: s.URL}).IDs(t.Context(), req)
+		s.Close()
+		if err == nil || len(err.Error()) > 1000 {
+			t.Errorf("answer %d: got %.1000v, want a short error", i, err)
+		}
+	}
+	if n := elsewhere.Load(); n != 0 {
+		t.Errorf("got %d prompts at another host, want none", n)
+	}
+}
+
 func TestRemoteRenders(t *testing.T) {
 	f, s := startEngine(t)
 	r := &Remote{URL: s.URL + "/", Timeout: 2 * time.Second}
