@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -62,6 +63,9 @@ type pool struct {
 	// These two are used only by the goroutine that follows the pool.
 	endWatch context.CancelFunc
 	watching string // selector
+
+	// due reports that publish waits for the lock: it will see all changes made before.
+	due atomic.Bool
 
 	// The rest is guarded by src.mu.
 	spec    *Pool // nil until seen, and while the pool does not exist
@@ -294,8 +298,12 @@ func (p *pool) ports() []int {
 
 // publish passes the pool's current workers to Set.
 func (p *pool) publish() {
+	if p.due.Swap(true) {
+		return
+	}
 	p.src.mu.Lock()
 	defer p.src.mu.Unlock()
+	p.due.Store(false)
 	if p.src.ctx.Err() != nil {
 		return
 	}

@@ -266,6 +266,35 @@ func TestAnEngineIsHeardBeforeItGetsRequests(t *testing.T) {
 	}
 }
 
+// The list of a pool is not made again for each of its engines that answers.
+func TestAnswersAreCombined(t *testing.T) {
+	api, c := newAPIServer(t)
+	const pods = 300
+	var want []string
+	for i := range pods {
+		name, ip := fmt.Sprintf("p%03d", i), fmt.Sprintf("10.0.%d.%d", i/250, 1+i%250)
+		api.put(podsPath, name, podText("u"+name, ip, "True", ""))
+		want = append(want, fmt.Sprintf("%s:8000 %s:8000 u%s", name, ip, name))
+	}
+	speak := make(chan struct{})
+	ask := func(context.Context, string) (workers.Facts, error) { <-speak; return workers.Facts{}, nil }
+	_, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{Ask: ask})
+	api.put(poolsPath, "llm", poolText)
+	waitFor(t, func() bool { l.mu.Lock(); defer l.mu.Unlock(); return len(l.last["kubernetes:ns/llm"]) == pods })
+	l.mu.Lock()
+	before := l.sets
+	close(speak)                       // all answer
+	time.Sleep(100 * time.Millisecond) // while the list is being used
+	l.mu.Unlock()
+	l.until(t, "kubernetes:ns/llm", want...)
+	time.Sleep(500 * time.Millisecond) // further lists
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n := l.sets - before; n > 10 {
+		t.Errorf("got %d lists for %d answers, want them combined", n, pods)
+	}
+}
+
 func TestAnEngineThatDoesNotAnswerIsAskedAgain(t *testing.T) {
 	api, c := newAPIServer(t)
 	api.put(poolsPath, "llm", poolText)
