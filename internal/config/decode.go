@@ -36,6 +36,7 @@ type decoder struct {
 	anchors            map[string]ast.Node
 	aliases            int
 	moved              []moved
+	meant              map[string]bool // paths of keys that unknown ones are likely meant to be
 }
 
 // moved is the value of a renamed key.
@@ -59,15 +60,19 @@ func (d *decoder) document(body ast.Node, root reflect.Value) {
 	}
 }
 
+// missing is the key that a section lacks, as an argument of a report.
+type missing string
+
 // incomplete is bad for the checks after decoding: what decoding found broken or misspelt is not reported as missing too.
 func (d *decoder) incomplete() report {
 	broken := slices.Clone(d.problems)
 	return func(path, format string, args ...any) {
-		what, missing := strings.CutPrefix(strings.Replace(format, "needs an ", "needs a ", 1), "needs a ")
-		if missing && slices.ContainsFunc(broken, func(p Problem) bool {
-			return p.Path == path || p.Path == join(path, what) || within(p.Path, []string{path}) && strings.Contains(p.Message, strconv.Quote(what))
-		}) {
-			return
+		for _, arg := range args {
+			key, lacks := arg.(missing)
+			at := join(path, string(key))
+			if lacks && (d.meant[at] || slices.ContainsFunc(broken, func(p Problem) bool { return p.Path == path || p.Path == at })) {
+				return
+			}
 		}
 		d.bad(path, format, args...)
 	}
@@ -188,7 +193,7 @@ func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
 			}
 			d.moved = append(d.moved, moved{e.value, at, to})
 		} else {
-			d.bad(at, "unknown key%s", unknownHint(at, e.key, v))
+			d.bad(at, "unknown key%s", d.unknownHint(path, e.key, v))
 		}
 	}
 }
@@ -397,7 +402,7 @@ func obeys(bad report, path string, v reflect.Value, rules string) {
 	case reflect.String:
 		if enum := ruleValues(rules, "enum"); len(enum) > 0 && !slices.Contains(enum, v.String()) {
 			enum = slices.DeleteFunc(enum, func(s string) bool { return s == "" })
-			bad(path, "%q is not one of %s%s", v.String(), strings.Join(enum, ", "), nearest(v.String(), enum))
+			bad(path, "%q is not one of %s%s", v.String(), strings.Join(enum, ", "), hint(nearest(v.String(), enum)))
 		}
 		return
 	case reflect.Int, reflect.Int64:
@@ -488,16 +493,17 @@ func fieldByKey(v reflect.Value, key string) (field reflect.Value, rules string,
 }
 
 // unknownHint says which key is likely meant by one that the section has not: a similar one of it, or where the key is one.
-func unknownHint(path, key string, section reflect.Value) string {
+func (d *decoder) unknownHint(path, key string, section reflect.Value) string {
 	var known []string
 	fields(section, func(f reflect.StructField, _ reflect.Value) bool {
 		known = append(known, f.Tag.Get("yaml"))
 		return true
 	})
-	if hint := nearest(key, known); hint != "" {
-		return hint
+	if near := nearest(key, known); near != "" {
+		d.meant[join(path, near)] = true
+		return hint(near)
 	}
-	if meant := meant[index.ReplaceAllString(path, "[]")]; meant != "" {
+	if meant := meant[index.ReplaceAllString(join(path, key), "[]")]; meant != "" {
 		return "; did you mean " + meant + "?"
 	}
 	if of := sections()[key]; len(of) > 0 && len(of) <= 3 {
@@ -542,8 +548,16 @@ var sections = sync.OnceValue(func() map[string][]string {
 	return of
 })
 
-// nearest suggests the known word that is closest to another one.
-func nearest(word string, known []string) (hint string) {
+// hint suggests what was meant, "" for nothing.
+func hint(meant string) string {
+	if meant == "" {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %q?", meant)
+}
+
+// nearest returns the known word that is closest to another one, "" if none is close.
+func nearest(word string, known []string) (near string) {
 	distance := max(len(word), 2)
 	for _, name := range known {
 		d := editDistance(word, name)
@@ -551,10 +565,10 @@ func nearest(word string, known []string) (hint string) {
 			d = 1
 		}
 		if d < distance && d <= max(len(word), len(name))/3+1 {
-			hint, distance = fmt.Sprintf("; did you mean %q?", name), d
+			near, distance = name, d
 		}
 	}
-	return hint
+	return near
 }
 
 func editDistance(a, b string) int {

@@ -100,12 +100,10 @@ func (c *Config) validateDisagg(bad report) {
 	if d.Connector == "" {
 		return
 	}
-	if c.Routing.Disagg.Fallback && d.Connector == "sglang" {
-		bad("routing.disagg.fallback", "SGLang's prefill engines cannot decode")
-	}
-	if d.Timeout <= 0 {
-		bad("disagg.timeout", "must be more than 0")
-	}
+	bad.each([]wrong{
+		{c.Routing.Disagg.Fallback && d.Connector == "sglang", "routing.disagg.fallback", "SGLang's prefill engines cannot decode"},
+		{d.Timeout <= 0, "disagg.timeout", "must be more than 0"},
+	})
 	if total := d.Timeout.Std() * time.Duration(d.Attempts); c.Envoy.MessageTimeout > 0 && total > c.Envoy.MessageTimeout.Std() {
 		bad("disagg.timeout", "%d attempts of %s take longer than Envoy waits (envoy.message_timeout %s)", d.Attempts, d.Timeout.Std(), c.Envoy.MessageTimeout.Std())
 	}

@@ -178,18 +178,11 @@ func (c *Config) warnDisagg(sites []sited, note report) {
 	if d.Connector == "" {
 		return
 	}
-	for _, w := range []struct {
-		bad        bool
-		path, text string
-	}{
+	note.each([]wrong{
 		{!c.splits(), "routing.disagg.mode", "off: the connector and the roles are not used"},
 		{d.FirstToken == "append" && d.Connector != "lmcache", "disagg.first_token", "only the connector lmcache looks at it"},
 		{d.Usage == UsageOfPrefill && d.Connector == "sidecar", "disagg.usage", "has no effect: the sidecar, not Kvlane, runs the prefill leg"},
-	} {
-		if w.bad {
-			note(w.path, "%s", w.text)
-		}
-	}
+	})
 	zones := c.Routing.Disagg.SameZone
 	path := "routing.disagg.same_zone"
 	for i := range c.Models {

@@ -106,20 +106,13 @@ func (c *Config) validateFleet(bad report) {
 	if f.Mode == FleetOff {
 		return
 	}
-	if c.Index.Key+c.Index.KeyFile == "" {
-		bad("mode", "needs index.key or index.key_file, the same on all replicas: it hashes the ids of the conversations that they share")
-	}
-	if p := &f.Persist; p.Enabled {
-		if f.Mode == FleetEmbedded && p.Folder == "" {
-			bad("persist.folder", "is needed with mode embedded: the store must survive this process")
-		}
-		if p.MaxBytes < 1<<20 {
-			bad("persist.max_bytes", "must be at least 1 MiB")
-		}
-		if p.TTL < Duration(time.Minute) {
-			bad("persist.ttl", "must be at least 1m")
-		}
-	}
+	p := &f.Persist
+	bad.each([]wrong{
+		{c.Index.Key+c.Index.KeyFile == "", "mode", "needs index.key or index.key_file, the same on all replicas: it hashes the ids of the conversations that they share"},
+		{p.Enabled && f.Mode == FleetEmbedded && p.Folder == "", "persist.folder", "is needed with mode embedded: the store must survive this process"},
+		{p.Enabled && p.MaxBytes < 1<<20, "persist.max_bytes", "must be at least 1 MiB"},
+		{p.Enabled && p.TTL < Duration(time.Minute), "persist.ttl", "must be at least 1m"},
+	})
 	if f.Mode == FleetEmbedded {
 		f.Embedded.validate(bad.under("embedded"))
 	} else {
@@ -141,7 +134,7 @@ func (e *FleetEmbed) validate(bad report) {
 		bad("secret_file", "is needed if listen (%q) is not a loopback address: whoever reaches it could change the bookings", e.Listen)
 	}
 	for i, r := range e.Routes {
-		if host, port, err := net.SplitHostPort(r); err != nil || host == "" || port == "" {
+		if !isHostPort(r) {
 			bad(item("routes", i), "%q is not host:port", r)
 		}
 	}
@@ -164,12 +157,10 @@ func (e *FleetExtern) validate(bad report) {
 			bad("url", "%q is not nats://host:port or tls://host:port", server)
 		}
 	}
-	if (e.User == "") != (e.PasswordFile == "") {
-		bad("user", "and password_file go together")
-	}
-	if e.CredentialsFile != "" && e.User+e.TokenFile != "" || e.User != "" && e.TokenFile != "" {
-		bad("", "only one of credentials_file, user and token_file")
-	}
+	bad.each([]wrong{
+		{(e.User == "") != (e.PasswordFile == ""), "user", "and password_file go together"},
+		{e.CredentialsFile != "" && e.User+e.TokenFile != "" || e.User != "" && e.TokenFile != "", "", "only one of credentials_file, user and token_file"},
+	})
 	e.TLS.validate(bad.under("tls"))
 }
 

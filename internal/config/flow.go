@@ -92,12 +92,10 @@ func (c *Config) validateFlow(bad report) {
 	if f.Requests == 0 {
 		return
 	}
-	if c.Routing.Wait.Requests > 0 {
-		bad("max_requests", "not together with routing.wait, which flow replaces")
-	}
-	if f.Timeout <= 0 {
-		bad("timeout", "must be more than 0")
-	}
+	bad.each([]wrong{
+		{c.Routing.Wait.Requests > 0, "max_requests", "not together with routing.wait, which flow replaces"},
+		{f.Timeout <= 0, "timeout", "must be more than 0"},
+	})
 	wait := func(key string, d Duration) {
 		if d >= c.Envoy.MessageTimeout {
 			bad(key, "%s: Envoy waits for %s only (envoy.message_timeout)", d.Std(), c.Envoy.MessageTimeout.Std())
@@ -139,13 +137,9 @@ func (c *Config) warnFlow(note report) {
 	if b.Bytes > 0 && (f.Bytes == 0 || f.Bytes >= b.Bytes) {
 		note("max_bytes", "is not below limits.bodies_in_flight.bytes (%d): a full queue keeps out requests that need not wait", b.Bytes)
 	}
-	if f.Hold > 0 && !c.Envoy.FirstToken {
-		note("hold_tokens", "a prompt counts as queued until the response headers, which engines may send before they compute it: set envoy.first_token: true")
-	}
-	if f.Fairness == FairTenant && len(f.Weights) > 0 && c.Tenants.Name() == "" {
-		note("weights", "no request has a tenant: name the header (tenants.header)")
-	}
-	if f.Fairness == FairKey {
-		note("fairness", "clients can invent API keys: use api_key only behind a gateway that has verified them")
-	}
+	note.each([]wrong{
+		{f.Hold > 0 && !c.Envoy.FirstToken, "hold_tokens", "a prompt counts as queued until the response headers, which engines may send before they compute it: set envoy.first_token: true"},
+		{f.Fairness == FairTenant && len(f.Weights) > 0 && c.Tenants.Name() == "", "weights", "no request has a tenant: name the header (tenants.header)"},
+		{f.Fairness == FairKey, "fairness", "clients can invent API keys: use api_key only behind a gateway that has verified them"},
+	})
 }

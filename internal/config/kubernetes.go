@@ -28,20 +28,13 @@ func (k *Kubernetes) validate(bad report) {
 		}
 	}
 	w := k.Worker // a template: values that pods set themselves are filled in
-	for _, r := range []struct {
-		broken     bool
-		path, text string
-	}{
+	bad.each([]wrong{
 		{w.Name != "", "worker.name", "is made of a pod's name and port; leave it out"},
 		{w.Address != "", "worker.address", "is filled in from the pod; leave it out"},
 		{w.Events.Bind, "worker.events.bind", "all pods would share one endpoint of Kvlane's; have the engines bind theirs (tcp://*:5557) and leave bind out"},
 		{k.RankPerPort && w.Ranks != 0, "worker.ranks", "not with rank_per_port: the number of ranks is that of a pod's ports; leave it out"},
 		{k.RankPerPort && w.RankBy == "none", "worker.rank_by", "none: not with rank_per_port, by which each rank has a port; leave it out"},
-	} {
-		if r.broken {
-			bad(r.path, "%s", r.text)
-		}
-	}
+	})
 	if k.RankPerPort {
 		w.Ranks, w.RankBy = 1, "port"
 	}
@@ -62,19 +55,12 @@ func (k *Kubernetes) validatePods(bad report) {
 		pools++
 		named(bad, "pool", k.Pool, "the name of an InferencePool", validation.IsDNS1123Subdomain(k.Pool))
 	}
-	for _, r := range []struct {
-		broken     bool
-		path, text string
-	}{
+	bad.each([]wrong{
 		{pools == 0 && len(k.Selector) == 0, "", "needs either pool(s) or a selector"},
 		{pools > 0 && len(k.Selector) > 0, "selector", "not together with pools, which have selectors of their own; leave one out"},
 		{pools == 0 && len(k.Selector) > 0 && len(k.Ports) == 0, "ports", "a selector needs the HTTP ports of a pod"},
 		{pools > 0 && len(k.Selector) == 0 && len(k.Ports) > 0, "ports", "only with selector: an InferencePool has targetPorts of its own; leave it out"},
-	} {
-		if r.broken {
-			bad(r.path, "%s", r.text)
-		}
-	}
+	})
 	for i, name := range k.Pools {
 		named(bad, item("pools", i), name, "the name of an InferencePool", validation.IsDNS1123Subdomain(name))
 		if first := slices.Index(k.Pools, name); first < i {

@@ -122,7 +122,7 @@ func ParseWorkers(file string, text []byte) ([]Worker, error) {
 // decodeFile decodes text into the value that into points to. Problems with keys and values
 // are in the decoder; the error is about text that cannot be parsed.
 func decodeFile(file string, text []byte, into any) (*decoder, error) {
-	d := &decoder{places: places{file, map[string]place{}}, anchors: map[string]ast.Node{}}
+	d := &decoder{places: places{file, map[string]place{}}, anchors: map[string]ast.Node{}, meant: map[string]bool{}}
 	d.bad, d.note = d.reporter(&d.problems), d.reporter(&d.warnings)
 	text = bytes.TrimPrefix(text, []byte(byteOrderMark))
 	if p, ok := unreadable(text); !ok {

@@ -75,6 +75,21 @@ func (p ProblemsError) At(file string, text []byte) ProblemsError {
 // report records a problem or a warning at a dotted path.
 type report func(path, format string, args ...any)
 
+// wrong is a row of a table of mistakes: the text to report at a path if the mistake is made.
+type wrong struct {
+	made       bool
+	path, text string
+}
+
+// each reports the rows whose mistakes are made.
+func (r report) each(rows []wrong) {
+	for _, w := range rows {
+		if w.made {
+			r(w.path, "%s", w.text)
+		}
+	}
+}
+
 // under is r for paths within another one.
 func (r report) under(parent string) report {
 	return func(path, format string, args ...any) { r(join(parent, path), format, args...) }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -42,30 +43,23 @@ func (c *Config) validate(bad report) {
 }
 
 func (c *Config) validateListeners(bad report) {
-	if (c.Listen.CertFile == "") != (c.Listen.KeyFile == "") {
-		bad("listen", "cert_file and key_file go together")
-	}
-	e := &c.Envoy
-	if n := len(e.CertFile) * len(e.KeyFile) * len(e.CAFile) * len(e.ServerName); n == 0 && e.CertFile+e.KeyFile+e.CAFile+e.ServerName != "" {
-		bad("envoy", "client_cert_file, client_key_file, ca_file and server_name go together")
-	}
-	switch socket := strings.HasPrefix(c.Listen.Address, "unix:"); {
-	case socket && c.Listen.ClientCA != "":
-		bad("listen.client_ca_file", "a Unix socket has no TLS: its folder's permissions decide who connects")
-	case c.Listen.ClientCA != "" && c.Listen.CertFile == "":
-		bad("listen.client_ca_file", "needs cert_file: clients that authenticate themselves must know whom they speak to")
-	case socket && e.CertFile != "":
-		bad("envoy.client_cert_file", "a Unix socket has no TLS")
-	}
+	l, e := &c.Listen, &c.Envoy
+	socket := strings.HasPrefix(l.Address, "unix:")
+	all := len(e.CertFile) * len(e.KeyFile) * len(e.CAFile) * len(e.ServerName)
+	bad.each([]wrong{
+		{(l.CertFile == "") != (l.KeyFile == ""), "listen", "cert_file and key_file go together"},
+		{all == 0 && e.CertFile+e.KeyFile+e.CAFile+e.ServerName != "", "envoy", "client_cert_file, client_key_file, ca_file and server_name go together"},
+		{socket && l.ClientCA != "", "listen.client_ca_file", "a Unix socket has no TLS: its folder's permissions decide who connects"},
+		{!socket && l.ClientCA != "" && l.CertFile == "", "listen.client_ca_file", "needs cert_file: clients that authenticate themselves must know whom they speak to"},
+		{socket && l.ClientCA == "" && e.CertFile != "", "envoy.client_cert_file", "a Unix socket has no TLS"},
+		{len(e.Paths) == 0, "envoy.paths", "no path is served; '/*' serves every path"},
+	})
 	var seen []listener
 	for _, l := range c.listeners() {
 		if l.address != "" || l.required {
 			l.validate(seen, bad)
 			seen = append(seen, l)
 		}
-	}
-	if len(c.Envoy.Paths) == 0 {
-		bad("envoy.paths", "no path is served; '/*' serves every path")
 	}
 	for i, path := range c.Envoy.Paths {
 		if path != "default" && !servedPath.MatchString(path) {
@@ -110,12 +104,11 @@ func (c *Config) validateBounds(bad report) {
 			bad(b.path, "%d bytes: must be %s", b.value, b.want)
 		}
 	}
-	if e := c.Workers.Health.Every; e > 0 && e < shortestEvery {
-		bad("workers.health.every", "%s: must be 0 (no checks) or at least %s", e.Std(), shortestEvery.Std())
-	}
-	if c.Workers.Health.Every > 0 && c.Workers.Health.Timeout == 0 {
-		bad("workers.health.timeout", "0 would fail every check")
-	}
+	h := &c.Workers.Health
+	bad.each([]wrong{
+		{h.Every > 0 && h.Every < shortestEvery, "workers.health.every", fmt.Sprintf("%s: must be 0 (no checks) or at least %s", h.Every.Std(), shortestEvery.Std())},
+		{h.Every > 0 && h.Timeout == 0, "workers.health.timeout", "0 would fail every check"},
+	})
 }
 
 func (c *Config) validateWorkers(bad report) {
@@ -133,17 +126,15 @@ func (c *Config) validateWorkers(bad report) {
 
 func (d *DNS) validate(bad report) {
 	if d.Name == "" {
-		bad("", "needs a name")
+		bad("", "needs a %s", missing("name"))
 	}
 	if d.Port == 0 {
-		bad("", "needs a port")
+		bad("", "needs a %s", missing("port"))
 	}
-	if d.Every < shortestEvery {
-		bad("every", "must be at least %s", shortestEvery.Std())
-	}
-	if d.Worker.Address != "" {
-		bad("worker.address", "is filled in from DNS; leave it out")
-	}
+	bad.each([]wrong{
+		{d.Every < shortestEvery, "every", "must be at least " + shortestEvery.Std().String()},
+		{d.Worker.Address != "", "worker.address", "is filled in from DNS; leave it out"},
+	})
 	bad = bad.under("worker")
 	d.Worker.lastPort(d.Port, bad)
 	d.Worker.validateCommon(bad)
@@ -198,7 +189,7 @@ func (i *Index) validate(bad report) {
 		bad("key_file", "not together with index.key")
 	}
 	for _, a := range i.Peers.Addresses {
-		if host, port, err := net.SplitHostPort(a); err != nil || host == "" || port == "" {
+		if !isHostPort(a) {
 			bad("peers.addresses", "%q is not host:port", a)
 		}
 	}
@@ -215,7 +206,7 @@ var tokenizerLock = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
 func (m *Model) validate(path string, names map[string]string, bad report) {
 	if m.Name == "" {
-		bad(path, "needs a name")
+		bad(path, "needs a %s", missing("name"))
 	}
 	for _, n := range m.names() {
 		if other, taken := names[n]; taken && n != "" {
@@ -266,7 +257,7 @@ func bounded(bad report, path string, v reflect.Value) {
 
 func (w *Worker) validate(bad report) {
 	if w.Address == "" {
-		bad("", "needs an address")
+		bad("", "needs an %s", missing("address"))
 	} else if strings.Contains(w.Address, "://") {
 		bad("address", "%q is a URL: write ip:port only", w.Address)
 	} else if a, err := netip.ParseAddrPort(w.Address); err != nil {
@@ -295,15 +286,12 @@ func (w *Worker) validateCommon(bad report) {
 	}
 	w.validateRankPorts(bad.under("events"))
 	w.Disagg.validate(bad.under("disagg"))
-	if w.RankBy == "port" && w.Ranks == 0 {
-		bad("rank_by", "port needs ranks")
-	}
-	if w.StartRank > 0 && w.Ranks == 0 {
-		bad("start_rank", "needs ranks")
-	}
-	if w.Events.Bind && !strings.HasPrefix(w.Events.Endpoint, "tcp://") && !strings.HasPrefix(w.Events.Endpoint, "ipc://") {
-		bad("events.bind", "needs an endpoint tcp://address:port or ipc://path")
-	}
+	listens := strings.HasPrefix(w.Events.Endpoint, "tcp://") || strings.HasPrefix(w.Events.Endpoint, "ipc://")
+	bad.each([]wrong{
+		{w.RankBy == "port" && w.Ranks == 0, "rank_by", "port needs ranks"},
+		{w.StartRank > 0 && w.Ranks == 0, "start_rank", "needs ranks"},
+		{w.Events.Bind && !listens, "events.bind", "needs an endpoint tcp://address:port or ipc://path"},
+	})
 	for _, e := range w.Events.sockets() {
 		w.Events.validate(e.value, bad.under("events."+e.key))
 	}
@@ -334,6 +322,12 @@ func (e *Events) validate(address string, bad report) {
 	case scheme != "ipc" && scheme != "http" && scheme != "https":
 		bad("", "scheme %q is not tcp, ipc or http, and the endpoint is not 'push:'", scheme)
 	}
+}
+
+// isHostPort reports whether an address has both.
+func isHostPort(address string) bool {
+	host, port, err := net.SplitHostPort(address)
+	return err == nil && host != "" && port != ""
 }
 
 // listener is an address that Kvlane or Envoy listens on.

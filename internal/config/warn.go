@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -130,27 +131,17 @@ func (c *Config) validateFree(running func(Admin) ([]byte, bool), bad, note repo
 // warn reports settings that are valid but probably a mistake. listed are the workers of
 // workers.file.
 func (c *Config) warn(listed []Worker, note report) {
-	if w := &c.Workers; len(w.Static) == 0 && w.File == "" && len(w.DNS) == 0 && w.Kubernetes == nil {
-		note("workers", "there are none: every request is answered 503")
-	}
-	if !c.Routing.Trusted && !c.Routing.TrustedNames {
-		const untrusted = "have no effect: no request can name one without routing.trust_objectives"
-		if k := c.Workers.Kubernetes; k != nil && len(k.Objectives) > 0 {
-			note("workers.kubernetes.objectives", untrusted)
-		}
-		if len(c.Routing.Objectives) > 0 {
-			note("routing.objectives", untrusted)
-		}
-	}
-	if c.Quiet > c.Drain {
-		note("drain_quiet", "%s is longer than drain (%s), which ends first: make it shorter", c.Quiet.Std(), c.Drain.Std())
-	}
-	if c.Explain.Header {
-		note("explain.header", "tells every client what others have asked, to a block of tokens: keep it to tests")
-	}
-	if t := &c.Tenants; t.SaltHeader != "" && t.Required && !c.Envoy.FailClosed {
-		note("tenants", "while Kvlane is down requests pass without a salt: set envoy.fail_closed: true, or the like in your gateway")
-	}
+	w, t := &c.Workers, &c.Tenants
+	const unnamed = "have no effect: no request can name one without routing.trust_objectives"
+	trusted := c.Routing.Trusted || c.Routing.TrustedNames
+	note.each([]wrong{
+		{len(w.Static) == 0 && w.File == "" && len(w.DNS) == 0 && w.Kubernetes == nil, "workers", "there are none: every request is answered 503"},
+		{!trusted && w.Kubernetes != nil && len(w.Kubernetes.Objectives) > 0, "workers.kubernetes.objectives", unnamed},
+		{!trusted && len(c.Routing.Objectives) > 0, "routing.objectives", unnamed},
+		{c.Quiet > c.Drain, "drain_quiet", fmt.Sprintf("%s is longer than drain (%s), which ends first: make it shorter", c.Quiet.Std(), c.Drain.Std())},
+		{c.Explain.Header, "explain.header", "tells every client what others have asked, to a block of tokens: keep it to tests"},
+		{t.SaltHeader != "" && t.Required && !c.Envoy.FailClosed, "tenants", "while Kvlane is down requests pass without a salt: set envoy.fail_closed: true, or the like in your gateway"},
+	})
 	for _, l := range c.listeners() {
 		if path, ok := l.socket(); ok && relative(path) {
 			note(l.path, "%q depends on the folder that Kvlane and Envoy are started in: write the whole path", l.address)
