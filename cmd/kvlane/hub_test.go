@@ -208,16 +208,7 @@ func TestARefusedTokenizerIsAWarning(t *testing.T) {
 	status, _ := hubOf(t, qwen3(t))
 	ready := func(tokenizer string) (readyz, metrics string) {
 		t.Helper()
-		c, err := config.Parse("k.yaml", []byte("listen: {address: \"unix:"+t.TempDir()+"/s\"}\nadmin: {address: \"127.0.0.1:0\"}\nmodels: [{name: m"+tokenizer+"}]\n"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		s, err := startService(t.Context(), c, zerolog.Nop(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.close()
-		admin := "http://" + s.admin.Addr().String()
+		_, admin, _ := started(t, "models: [{name: m"+tokenizer+"}]\n")
 		until(t, admin+"/readyz", func(status int, _ string) bool { return status == http.StatusOK })
 		_, readyz = page(t, admin+"/readyz")
 		_, metrics = page(t, admin+"/metrics")
@@ -321,28 +312,7 @@ func TestServeAsksAHubAgain(t *testing.T) {
 func asksAgain(t *testing.T, later int32) {
 	status, requests := hubOf(t, qwen3(t))
 	status.Store(503)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	admin := l.Addr().String()
-	_ = l.Close()
-	dir := t.TempDir()
-	file := filepath.Join(dir, "k.yaml")
-	text := "listen: {address: \"unix:" + dir + "/s\"}\nadmin: {address: \"" + admin + "\"}\nmodels: [{name: m, tokenizer: \"hf:Org/Model\"}]\n"
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	var log logged
-	done := make(chan int)
-	go func() {
-		done <- run(ctx, streams{in: strings.NewReader(""), out: io.Discard, err: &log}, []string{"serve", "--config", file})
-	}()
-	defer func() { stop(); <-done }()
-	for !strings.Contains(log.String(), `"serving"`) {
-		time.Sleep(time.Millisecond)
-	}
+	_, admin, _, _ := served(t, "models: [{name: m, tokenizer: \"hf:Org/Model\"}]\n")
 	ready := "http://" + admin + "/readyz"
 	until(t, ready, func(_ int, body string) bool {
 		return strings.Contains(body, "model m is routed by load: ") && strings.Contains(body, "the hub is asked again, at least every 40ms")

@@ -16,10 +16,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"github.com/rs/zerolog"
 
 	"github.com/kvlane/kvlane/extproc"
-	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
 )
 
@@ -115,16 +113,7 @@ func TestReadyWithThePoolsThatExist(t *testing.T) {
 	if err := os.WriteFile(access, fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k"}}], "clusters": [{"name": "k", "cluster": {"server": %q}}]}`, server.URL), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c, err := config.Parse("k.yaml", fmt.Appendf(nil, "listen: {address: %q}\nadmin: {address: \"127.0.0.1:0\"}\nworkers: {kubernetes: {pools: [llm, ghost], namespace: ns, kubeconfig: %q, never_ask: true}}\n", "unix:"+filepath.Join(dir, "s"), access))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := startService(t.Context(), c, zerolog.Nop(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.close()
-	admin := "http://" + s.admin.Addr().String()
+	s, admin, _ := started(t, fmt.Sprintf("workers: {kubernetes: {pools: [llm, ghost], namespace: ns, kubeconfig: %q, never_ask: true}}\n", access))
 	status, _ := until(t, admin+"/readyz", func(_ int, body string) bool { return strings.Contains(body, "there is no InferencePool ns/llm") })
 	if status != http.StatusServiceUnavailable {
 		t.Errorf("without any pool: status %d", status)

@@ -19,7 +19,10 @@ import (
 
 var man = flag.String("man", "", "write the man pages into this `folder`")
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	reloadPoll = 50 * time.Millisecond
+	goleak.VerifyTestMain(m)
+}
 
 // kvlane runs a command line.
 func kvlane(stdin string, args ...string) (code int, stdout, stderr string) {

@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/internal/fleet"
 )
 
-// reloadPoll is how often the configuration file is read.
-const reloadPoll = time.Second
+// reloadPoll is how often the configuration file is read; tests shorten it.
+var reloadPoll = time.Second
 
 // reload takes a changed configuration over, whole or not at all. load returns it. It gives up loading tokenizers when ctx ends.
 func (s *service) reload(ctx context.Context, file string, load func() (*config.Config, []config.Problem, error)) {

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -22,42 +20,11 @@ import (
 // serve takes its file over when it changes, whole or not at all.
 func TestServeReloads(t *testing.T) {
 	defer zerolog.SetGlobalLevel(zerolog.GlobalLevel())
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	text := func(level string, miss int, more string) string {
+		return fmt.Sprintf("log: {level: %s}\nrouting: {policy: {cost: {miss: %d}}}\n%s", level, miss, more)
 	}
-	admin := l.Addr().String()
-	_ = l.Close()
-	dir := t.TempDir()
-	file := filepath.Join(dir, "k.yaml")
-	write := func(level string, miss int, more string) {
-		text := fmt.Sprintf("listen: {address: \"unix:%s/s\"}\nadmin: {address: %q}\nlog: {level: %s}\nrouting: {policy: {cost: {miss: %d}}}\n%s", dir, admin, level, miss, more)
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("info", 5, "")
-	ctx, stop := context.WithCancel(t.Context())
-	var log logged
-	done := make(chan int)
-	go func() {
-		done <- run(ctx, streams{in: strings.NewReader(""), out: &bytes.Buffer{}, err: &log}, []string{"serve", "--config", file})
-	}()
-	defer func() {
-		stop()
-		if code := <-done; code != 0 {
-			t.Errorf("got exit code %d, want 0; log:\n%s", code, &log)
-		}
-	}()
-	up := func() bool { // until cannot take refused connections
-		resp, err := http.Get("http://" + admin + "/healthz")
-		if err == nil {
-			resp.Body.Close()
-		}
-		return err == nil
-	}
-	for !up() {
-	}
+	file, admin, log, rewrite := served(t, text("info", 5, ""))
+	write := func(level string, miss int, more string) { rewrite(text(level, miss, more)) }
 	until(t, "http://"+admin+"/readyz", func(status int, _ string) bool { return status == http.StatusOK })
 	metric := func(line string) func(int, string) bool {
 		return func(_ int, body string) bool { return strings.Contains(body, "\n"+line+"\n") }
@@ -73,11 +40,11 @@ func TestServeReloads(t *testing.T) {
 	if code, out, errs := kvlane("", "check", "--live", file); code != 0 || strings.Count(errs, "is in use by a running Kvlane with this configuration") != 2 {
 		t.Errorf("check --live beside it: got code %d, %s%s, want two warnings of its addresses", code, out, errs)
 	}
-	text, err := os.ReadFile(file)
+	now, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	code, _, errs := kvlane(string(text)+"models: [{name: m, tokenizer: /no/such/folder}]\n", "check", "--live", "-")
+	code, _, errs := kvlane(string(now)+"models: [{name: m, tokenizer: /no/such/folder}]\n", "check", "--live", "-")
 	if code != 1 || strings.Count(errs, "is in use by a running Kvlane with another configuration") != 2 || !strings.Contains(errs, "models[0].tokenizer: ") {
 		t.Errorf("check --live beside it: got code %d, %s, want two warnings and the model's error", code, errs)
 	}
@@ -85,7 +52,7 @@ func TestServeReloads(t *testing.T) {
 	write("debug", 7, "")
 	until(t, "http://"+admin+"/metrics", metric("kvlane_config_generation 2"))
 	if body := shown(); !strings.Contains(body, "miss: 7.0\n") || !strings.Contains(log.String(), `"keys":["routing.policy.cost.miss","log.level"]`) || zerolog.GlobalLevel() != zerolog.DebugLevel {
-		t.Errorf("got %s, want the new weight and level; log:\n%s", body, &log)
+		t.Errorf("got %s, want the new weight and level; log:\n%s", body, log)
 	}
 
 	write("info", 9, "drain: 1s\n")
@@ -97,7 +64,7 @@ func TestServeReloads(t *testing.T) {
 	}
 	for _, want := range []string{file + ":5:8: drain: cannot change while Kvlane runs: restart it", file + `:5:8: drain: \"soon\" is not a duration`} {
 		if !strings.Contains(log.String(), want) {
-			t.Errorf("got no %q in the log:\n%s", want, &log)
+			t.Errorf("got no %q in the log:\n%s", want, log)
 		}
 	}
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -10,33 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
-	"github.com/rs/zerolog"
-
-	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 )
-
-// logged collects the lines of a log.
-type logged struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
 
 // other is an engine that serves model demo, with these /metrics and ids of every prompt.
 func other(t *testing.T, metrics, ids string) string {
@@ -80,7 +57,7 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer hung.Close()
+	t.Cleanup(func() { _ = hung.Close() })
 	otherName := engine(enginesim.Options{Model: "other"})
 	odd := engine(enginesim.Options{Model: "demo", BlockSize: 24})
 	untrue := engine(enginesim.Options{Model: "demo", Faults: enginesim.Faults{WrongBlockSize: 24}})
@@ -123,31 +100,23 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 			"the engine runs without prefix caching", "the engine runs without prefix caching", "prefix_caching_off"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			dir := t.TempDir()
-			cfg, err := config.Parse("k.yaml", fmt.Appendf(nil, `listen: {address: "unix:%s"}
-admin: {address: "127.0.0.1:0"}
-models: [{name: demo, tokenizer: "builtin:qwen3"}]
+			t.Parallel()
+			tokenizer := ""
+			if c.reason == "" || c.reason == "no_events" || c.reason == "tokens_differ" { // for the others it would be loaded for nothing
+				tokenizer = `, tokenizer: "builtin:qwen3"`
+			}
+			_, admin, log := started(t, fmt.Sprintf(`models: [{name: demo%s}]
 workers:
   static: [{name: w, %s}]
   health: {every: 100ms, failures: 1, timeout: 1h}
   scrape: 100ms
-`, filepath.Join(dir, "s"), c.worker))
-			if err != nil {
-				t.Fatal(err)
-			}
-			var log logged
-			s, err := startService(t.Context(), cfg, zerolog.New(&log), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.close()
-			admin := "http://" + s.admin.Addr().String()
+`, tokenizer, c.worker))
 			if c.reason == "" {
 				_, body := until(t, admin+"/metrics", func(_ int, body string) bool {
 					return strings.Contains(body, `kvlane_tokenizer_state{model="demo",state="agrees",worker="w"} 1`) && strings.Contains(body, `kvlane_feed_state{rank="",state="live",worker="w"} 1`)
 				})
 				if status, ready := page(t, admin+"/readyz"); status != http.StatusOK || ready != "ok\n" || strings.Contains(body, "kvlane_worker_warnings{") {
-					t.Errorf("got %d %q, want no warnings; log:\n%s", status, ready, &log)
+					t.Errorf("got %d %q, want no warnings; log:\n%s", status, ready, log)
 				}
 				return
 			}
@@ -172,7 +141,7 @@ workers:
 			}
 			until(t, admin+"/healthz", func(int, string) bool { return strings.Contains(log.String(), c.log) })
 			if n := strings.Count(log.String(), "health check failed"); n > 1 {
-				t.Errorf("got %d warnings of failed checks, want one a minute:\n%s", n, &log)
+				t.Errorf("got %d warnings of failed checks, want one a minute:\n%s", n, log)
 			}
 		})
 	}
@@ -188,22 +157,12 @@ func TestSourcesThatCannotBeReadAreSaid(t *testing.T) {
 		}
 	}
 	write(file, "[]\n")
-	cfg, err := config.Parse("k.yaml", fmt.Appendf(nil, `listen: {address: "unix:%s/s"}
-admin: {address: "127.0.0.1:0", token_file: %q}
+	_, admin, log := started(t, fmt.Sprintf(`admin: {address: "127.0.0.1:0", token_file: %q}
 workers:
   file: %q
   dns: [{name: no-such-host.invalid, port: 1, every: 100ms}]
-`, dir, token, file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var log logged
-	s, err := startService(t.Context(), cfg, zerolog.New(&log), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.close()
-	ready := "http://" + s.admin.Addr().String() + "/readyz"
+`, token, file))
+	ready := admin + "/readyz"
 	const dns, noToken = "\nwarning: workers.dns no-such-host.invalid: name not resolved: the old list stays: lookup ", "\nwarning: requests that need the token of admin.token_file are refused: open "
 	until(t, ready, func(_ int, body string) bool { return strings.Contains(body, dns) && strings.Contains(body, noToken) })
 	write(file, "- addrexx: 10.0.0.1:8000\n")
@@ -215,6 +174,6 @@ workers:
 	write(file, "[]\n# again\n")
 	until(t, ready, func(_ int, body string) bool { return !strings.Contains(body, rejected) })
 	if n := strings.Count(log.String(), "name not resolved"); n != 1 {
-		t.Errorf("got %d log lines about a name, want one a minute:\n%s", n, &log)
+		t.Errorf("got %d log lines about a name, want one a minute:\n%s", n, log)
 	}
 }

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/kvlane/kvlane/internal/config"
+)
+
+// logged collects the lines of a log.
+type logged struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// started starts a service on addresses of its own and returns the URL of its admin port. more is the rest of its configuration, and
+// may have the other keys of admin. The service ends with the test.
+func started(t *testing.T, more string) (s *service, admin string, log *logged) {
+	t.Helper()
+	if !strings.Contains(more, "admin: {") {
+		more = "admin: {address: \"127.0.0.1:0\"}\n" + more
+	}
+	c, err := config.Parse("k.yaml", fmt.Appendf(nil, "listen: {address: \"unix:%s/s\"}\n%s", t.TempDir(), more))
+	if err != nil {
+		t.Fatal(err)
+	}
+	log = &logged{}
+	if s, err = startService(t.Context(), c, zerolog.New(log), nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.close)
+	return s, "http://" + s.admin.Addr().String(), log
+}
+
+// served is `kvlane serve` with a file that write replaces: more is its text without addresses. It ends with the test.
+func served(t *testing.T, more string) (file, admin string, log *logged, write func(more string)) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin = l.Addr().String()
+	_ = l.Close()
+	dir := t.TempDir()
+	file = filepath.Join(dir, "k.yaml")
+	write = func(more string) {
+		t.Helper()
+		if err := os.WriteFile(file, fmt.Appendf(nil, "listen: {address: \"unix:%s/s\"}\nadmin: {address: %q}\n%s", dir, admin, more), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(more)
+	ctx, stop := context.WithCancel(t.Context())
+	log = &logged{}
+	done := make(chan int)
+	go func() {
+		done <- run(ctx, streams{in: strings.NewReader(""), out: &bytes.Buffer{}, err: log}, []string{"serve", "--config", file})
+	}()
+	t.Cleanup(func() {
+		stop()
+		if code := <-done; code != 0 {
+			t.Errorf("got exit code %d, want 0; log:\n%s", code, log)
+		}
+	})
+	for !strings.Contains(log.String(), `"serving"`) {
+		time.Sleep(time.Millisecond)
+	}
+	return file, admin, log, write
+}
