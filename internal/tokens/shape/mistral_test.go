@@ -206,3 +206,35 @@ func spmOf(t testing.TB, version string) (out []byte) {
 	out = protowire.AppendBytes(protowire.AppendTag(out, 2, protowire.BytesType), trainer)
 	return protowire.AppendBytes(protowire.AppendTag(out, 3, protowire.BytesType), normalizer)
 }
+
+// TestResultsWithoutID: vLLM 0.32 measures the id of a result for Mistral's encoder, and refuses one that is null. Version 2
+// has no use for ids.
+func TestResultsWithoutID(t *testing.T) {
+	t.Parallel()
+	m := loadEncoderModel(t, fstest.MapFS{"tokenizer.model.v2": {Data: spmOf(t, "v2")}})
+	for id, refused := range map[string]bool{`,"tool_call_id":null`: true, `,"tool_call_id":"c"`: false} {
+		req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"tool","content":"b"`+id+`},{"role":"user","content":"a"}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := m.RenderPrompt(req, shape.VLLM)
+		if _, ok := errors.AsType[*shape.Refusal](err); ok != refused || !ok && err != nil {
+			t.Errorf("%s: got %d ids, error %v, want a refusal: %v", id, len(got.IDs), err, refused)
+		}
+	}
+}
+
+// TestEmptyCalls: vLLM 0.32 takes an empty object or text for no tool calls, and refuses other values of another type.
+func TestEmptyCalls(t *testing.T) {
+	t.Parallel()
+	m := tinyChat(t, "{}", "{}", "{{ messages[1].content }}{{ messages[1].tool_calls is defined }}")
+	for calls, taken := range map[string]bool{`{}`: true, `""`: true, `[]`: true, `null`: true, `{"a":1}`: false, `"x"`: false, `0`: false, `false`: false} {
+		req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b","tool_calls":`+calls+`}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := m.RenderPrompt(req, shape.VLLM); (err == nil) != taken || taken && got.Text != "bFalse" {
+			t.Errorf("%s: got %q, error %v, want it taken: %v", calls, got.Text, err, taken)
+		}
+	}
+}

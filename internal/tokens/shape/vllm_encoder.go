@@ -51,8 +51,10 @@ func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan
 	switch {
 	case form != encoders.Original || in.origin == body.Responses:
 	case !tokenize:
-		p.chat.Messages = withShortIDs(p.chat.Messages)
-	case slices.ContainsFunc(p.chat.Messages, hasCalls):
+		if p.chat.Messages, err = withShortIDs(p.chat.Messages); err != nil {
+			return nil, err
+		}
+	case slices.ContainsFunc(p.chat.Messages, func(v jinja.Value) bool { msg, _ := v.AsDict(); return !member(msg, "tool_calls").IsNone() }):
 		return nil, encoders.ErrMissing // vLLM fails to read most of them there
 	}
 	if ids, err := m.forwardedIDs(in); err != nil || ids != nil && !p.hasMedia() {
@@ -97,13 +99,8 @@ func withoutTemplate(in input, tokenize bool) error {
 	return nil
 }
 
-func hasCalls(v jinja.Value) bool {
-	msg, _ := v.AsDict()
-	return !member(msg, "tool_calls").IsNone()
-}
-
-// withShortIDs returns messages with the last nine characters of the ids of calls.
-func withShortIDs(messages []jinja.Value) []jinja.Value {
+// withShortIDs returns messages with the last nine characters of the ids of calls. It refuses a result whose id is null.
+func withShortIDs(messages []jinja.Value) ([]jinja.Value, error) {
 	const most = 9
 	short := func(d *jinja.Dict, key string) *jinja.Dict {
 		id := []rune(textAt(d, key))
@@ -119,6 +116,9 @@ func withShortIDs(messages []jinja.Value) []jinja.Value {
 		msg, _ := out[i].AsDict()
 		switch textAt(msg, "role") {
 		case roleTool:
+			if id, has := msg.Get("tool_call_id"); has && id.IsNone() {
+				return nil, refuse("object of type 'NoneType' has no len()")
+			}
 			out[i] = jinja.FromDict(short(msg, "tool_call_id"))
 		case roleAssistant:
 			calls, ok := member(msg, "tool_calls").AsList()
@@ -135,7 +135,7 @@ func withShortIDs(messages []jinja.Value) []jinja.Value {
 			out[i] = jinja.FromDict(msg)
 		}
 	}
-	return out
+	return out, nil
 }
 
 // vllmArguments returns the arguments of the chat template that vLLM passes to an encoder.

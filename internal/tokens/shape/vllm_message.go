@@ -162,7 +162,8 @@ func readMembers(out, msg *jinja.Dict) error {
 // assistant adds tool calls and reasoning.
 func (s *vllmShape) assistant(out, msg *jinja.Dict) error {
 	calls, _, err := listIn(msg, "tool_calls", vllmCall)
-	if err != nil {
+	// vLLM takes an empty text or object for an empty list.
+	if v := member(msg, "tool_calls"); err != nil && (v.Truth() || v.Kind() != jinja.KindString && v.Kind() != jinja.KindDict) {
 		return err
 	}
 	if len(calls) > 0 {
