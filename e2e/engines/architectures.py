@@ -1,7 +1,9 @@
 """List the architectures of generative models that engines register: architectures.py VLLM SGLANG, the folders of the two packages.
 
-Prints "NAME vllm sglang", with "text", "media" or "-" for vLLM and "yes" or "-" for SGLang. The tests of
-internal/tokens/shape read the list.
+Prints "NAME vllm sglang", with "text", "media" or "-" for vLLM and "yes" or "-" for SGLang. With a third argument, modes, it
+prints what else decides how chats become prompts, "REGISTRY NAME ...": vLLM's renderers, its tokenizers and the architectures
+for which it chooses them; SGLang's encodings of chats in code, and its conversation templates by model type. The tests of
+internal/tokens/shape read both lists.
 """
 import ast
 import pathlib
@@ -33,7 +35,45 @@ def sglang(package):
                         yield name.id
 
 
+def assigned(file, name):
+    """The keys of a dict, and their values if they are constants."""
+    for node in ast.parse(file.read_text()).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and target.id == name and isinstance(node.value, ast.Dict):
+            return [(key.value, getattr(value, "value", "")) for key, value in zip(node.value.keys, node.value.values)]
+    raise SystemExit(f"{file} has no {name}")
+
+
+def defaults(file):
+    """The tokenizer modes that vLLM sets, with the architectures for which it does."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Assign) and "tokenizer_mode" in ast.unparse(node.body[0].targets[0]):
+            for name in ast.walk(node.test):
+                if isinstance(name, ast.Constant):
+                    yield name.value, node.body[0].value.value
+
+
+def modes(ours, theirs):
+    for name, _ in assigned(ours / "renderers/registry.py", "_VLLM_RENDERERS"):
+        yield "vllm-renderer", name
+    for name, _ in assigned(ours / "tokenizers/registry.py", "_VLLM_TOKENIZERS"):
+        yield "vllm-tokenizer", name
+    for architecture, mode in defaults(ours / "config/model.py"):
+        yield "vllm-default", mode, architecture
+    resolve = next(f for f in ast.parse((theirs / "srt/entrypoints/openai/chat_encoding.py").read_text()).body
+                   if getattr(f, "name", "") == "resolve_chat_encoding_spec")
+    for node in ast.walk(resolve):
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant) and node.value.value:
+            yield "sglang-encoding", node.value.value
+    for type_, name in assigned(theirs / "srt/parser/conversation.py", "MODEL_TYPE_TO_TEMPLATE"):
+        yield "sglang-conversation", type_, name
+
+
 if __name__ == "__main__":
-    ours, theirs = vllm(pathlib.Path(sys.argv[1])), set(sglang(pathlib.Path(sys.argv[2])))
-    for name in sorted(ours.keys() | theirs, key=str.lower):
+    packages = [pathlib.Path(folder) for folder in sys.argv[1:3]]
+    if sys.argv[3:] == ["modes"]:
+        print(*sorted({" ".join(row) for row in modes(*packages)}), sep="\n")
+        sys.exit()
+    ours, theirs = vllm(packages[0]), set(sglang(packages[1]))
+    for name in sorted(ours.keys() | theirs, key=lambda name: (name.lower(), name)):
         print(name, ours.get(name, "-"), "yes" if name in theirs else "-")

@@ -6,6 +6,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -57,6 +59,124 @@ var families = []family{
 	{"Unlimited-OCR", "unlimited-ocr", "UnlimitedOCRForCausalLM", nil, template, byLoad},
 	{"Whisper", "whisper", "WhisperForConditionalGeneration", nil, template, byLoad},
 	{"Kimi K2", "kimi_k2", "DeepseekV3ForCausalLM", nil, template, template},
+}
+
+// A mode is how an engine makes prompts of chats: a name of vLLM's registries of renderers and tokenizers, or of what SGLang
+// encodes in code. testdata/modes.txt lists those of the installed engines.
+type mode struct {
+	registry, name string
+	when           string // the engine uses it
+	treated        string
+}
+
+var modes = []mode{
+	{"vLLM", "hf", "all other models", "by its chat template"},
+	{"vLLM", "mistral", "Mistral's own format", "exact"},
+	{"vLLM", "deepseek_v32", "DeepSeek-V3.2", "exact"},
+	{"vLLM", "deepseek_v4", "DeepSeek-V4", "exact up to the first image"},
+	{"vLLM", "deepseek_v41", "DeepSeek-V4.1", "exact"},
+	{"vLLM", "inkling", "Inkling", "exact up to the first medium"},
+	{"vLLM", "kimi_k3", "Kimi K3", "by load: the encoder is code of the model's folder"},
+	{"vLLM", "kimi_audio", "Kimi-Audio", "by load: the tokenizer is code of vLLM's, and the folder has no chat template"},
+	{"vLLM", "cohere", "only if the flag says so", "by load: it renders with a library that vLLM does not bring"},
+	{"vLLM", "terratorch", "models of satellite images", "by load: they take images only"},
+	{"SGLang", "dsv32", "DeepSeek-V3 and V3.2 without a template", "by load: whether it thinks depends on a flag"},
+	{"SGLang", "dsv4", "DeepSeek-V4", "by load: a library of DeepSeek renders it, and whether it thinks depends on a flag"},
+	{"SGLang", "dsv41", "DeepSeek-V4.1", "by load: so"},
+	{"SGLang", "kimi_k3", "Kimi K3", "by load: the encoder is code of the model's folder"},
+	{"SGLang", "inkling", "Inkling", "by load: it renders with a library that SGLang does not bring"},
+}
+
+// registries are the lists of testdata/modes.txt, with the engine under which modes has their names.
+var registries = map[string]string{"vllm-renderer": "vLLM", "vllm-tokenizer": "vLLM", "sglang-encoding": "SGLang"}
+
+// TestModes: docs/models.md has a row for each mode, each name of the engines' registries is a mode, and what an engine chooses
+// by architecture or model type is a family.
+func TestModes(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../../docs/models.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range modes {
+		if row := fmt.Sprintf("| %s | `%s` | %s | %s |\n", m.registry, m.name, m.when, m.treated); !strings.Contains(string(page), row) {
+			t.Errorf("docs/models.md lacks the row %s", row)
+		}
+	}
+	list, err := os.ReadFile("testdata/modes.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, problem := range unlisted(string(list)) {
+		t.Error(problem)
+	}
+	for _, line := range []string{"vllm-renderer new", "vllm-default inkling NewForCausalLM", "vllm-default new InklingForCausalLM", "sglang-encoding hf", "sglang-conversation new x", "new x"} {
+		if unlisted(line) == nil {
+			t.Errorf("%s: got no problem, want one", line)
+		}
+	}
+}
+
+// unlisted returns what the tables lack of a list of architectures.py.
+func unlisted(list string) (problems []string) {
+	for line := range strings.Lines(list) {
+		f := strings.Fields(line)
+		hasMode := func(registry, name string) bool {
+			return slices.ContainsFunc(modes, func(m mode) bool { return m.registry == registry && m.name == name })
+		}
+		known := false
+		switch f[0] {
+		case "vllm-default":
+			known = hasMode("vLLM", f[1]) && (f[2] == f[1] || slices.ContainsFunc(families, func(of family) bool { return of.architecture == f[2] && of.vllm != template }))
+		case "sglang-conversation":
+			known = slices.ContainsFunc(families, func(of family) bool { return of.modelType == f[1] && of.sglang == byLoad })
+		default:
+			known = hasMode(registries[f[0]], f[1])
+		}
+		if !known {
+			problems = append(problems, "no table has "+strings.TrimSpace(line))
+		}
+	}
+	return problems
+}
+
+// TestRegistriesLive compares the lists with the registries of the engines in KVLANE_ENGINES.
+func TestRegistriesLive(t *testing.T) {
+	t.Parallel()
+	folder := os.Getenv("KVLANE_ENGINES")
+	if folder == "" {
+		t.Skip("KVLANE_ENGINES names no folder of engines")
+	}
+	var packages []string
+	for _, name := range []string{"vllm", "sglang"} {
+		found, err := filepath.Glob(filepath.Join(folder, name, "lib/python*/site-packages", name))
+		if err != nil || len(found) != 1 {
+			t.Fatalf("got packages %v of %s, %v, want one", found, name, err)
+		}
+		packages = append(packages, found[0])
+	}
+	for file, further := range map[string][]string{"architectures.txt": nil, "modes.txt": {"modes"}} {
+		got, err := exec.Command("python3", slices.Concat([]string{"../../../e2e/engines/architectures.py"}, packages, further)...).Output()
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		recorded, err := os.ReadFile(filepath.Join("testdata", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		installed, ours := strings.Split(string(got), "\n"), strings.Split(string(recorded), "\n")
+		for _, line := range installed {
+			if !slices.Contains(ours, line) {
+				t.Errorf("testdata/%s lacks %s", file, line)
+			}
+		}
+		for _, line := range ours {
+			if !slices.Contains(installed, line) {
+				t.Errorf("testdata/%s has %s, the engines do not", file, line)
+			}
+		}
+		t.Logf("%s: %d lines, as installed", file, len(ours)-1)
+	}
 }
 
 var updatePage = flag.Bool("update", false, "write the architectures of docs/models.md")
