@@ -125,7 +125,7 @@ $(GOTESTSUM):
 .PHONY: e2e-vllm e2e-sglang e2e-pd e2e-images e2e-handids
 e2e-vllm: envoy ## Runs Kvlane and Envoy in front of a stock vLLM on this CPU (installs 2.4 GB once)
 	@./e2e/engines/install.sh $(TOOLS)/engines vllm
-	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestVLLM$$' ./e2e/engines
+	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestVLLM' ./e2e/engines
 
 e2e-sglang: envoy ## The same with SGLang (3.6 GB)
 	@./e2e/engines/install.sh $(TOOLS)/engines sglang

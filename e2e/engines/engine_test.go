@@ -48,8 +48,10 @@ type kind struct {
 	tokenize string
 	// connector is vLLM's --kv-transfer-config. An engine with one has one rank.
 	connector string
-	// model is the kind of tiny model of tiny_model.py, "" for qwen3.
-	model string
+	// model is the kind of tiny model of serve.py, "" for qwen3. files are its tokenizer, "" for qwen3's.
+	model, files string
+	// tools is the parser of calls, "" for that of serve.py, "none" for none.
+	tools string
 	// further are arguments of the engine, with which it has one rank.
 	further []string
 	// options are those of the model in Kvlane's configuration.
@@ -70,7 +72,7 @@ func (k *kind) tokenizer() string {
 	if k.model == "" {
 		return "builtin:qwen3"
 	}
-	return filepath.Join(os.Getenv(installed), "models", "qwen3-"+k.model)
+	return filepath.Join(os.Getenv(installed), "models", filepath.Base(cmp.Or(k.files, qwen3))+"-"+k.model)
 }
 
 var (
@@ -125,7 +127,7 @@ func launch(t *testing.T, k *kind) *engine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = log.Close() })
-	cmd := exec.Command(python, "serve.py", k.name, "--tokenizer", qwen3, "--work", filepath.Join(folder, "models"),
+	cmd := exec.Command(python, "serve.py", k.name, "--tokenizer", cmp.Or(k.files, qwen3), "--work", filepath.Join(folder, "models"),
 		"--port", strconv.Itoa(port), "--events", strconv.Itoa(e.events), "--replay", strconv.Itoa(e.replay),
 		"--ranks", strconv.Itoa(n), "--blocks", strconv.Itoa(k.blocks), "--context", strconv.Itoa(k.contextLength()))
 	if k.connector != "" {
@@ -133,6 +135,11 @@ func launch(t *testing.T, k *kind) *engine {
 	}
 	if k.model != "" {
 		cmd.Args = append(cmd.Args, "--model", k.model)
+	}
+	if k.tools == "none" {
+		cmd.Args = append(cmd.Args, "--no-tools")
+	} else if k.tools != "" {
+		cmd.Args = append(cmd.Args, "--tools", k.tools)
 	}
 	if k.further != nil {
 		cmd.Args = append(append(cmd.Args, "--"), k.further...)

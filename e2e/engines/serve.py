@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 
+import encoder_models
 import tiny_model
 
 own = pathlib.Path(__file__).resolve().parent
@@ -21,11 +22,12 @@ parser.add_argument("--events", type=int, help="KV events of rank N come at port
 parser.add_argument("--replay", type=int)
 parser.add_argument("--ranks", type=int, default=2)
 parser.add_argument("--blocks", type=int, default=64, help="blocks, or pages, of a rank")
-parser.add_argument("--model", default="qwen3", help="kind of tiny model")
+parser.add_argument("--model", default="qwen3", help="kind of tiny model; dummy: without weights, a model of encoder_models.py (vLLM)")
 parser.add_argument("--template", help="file of a chat template instead of the tokenizer's")
 parser.add_argument("--adapters", nargs="*", default=[], help="names of LoRA adapters (vLLM)")
 parser.add_argument("--context", type=int, default=1024)
 parser.add_argument("--no-tools", action="store_true", help="no tool-call parser (vLLM)")
+parser.add_argument("--tools", default="hermes", help="tool-call parser (vLLM)")
 parser.add_argument("--connector", help="JSON of vLLM's --kv-transfer-config")
 parser.add_argument("--side", type=int, default=5600, help="port at which NIXL's agents of rank 0 meet")
 split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
@@ -40,12 +42,17 @@ if options.template:
 if options.adapters:
     name += "-" + "-".join(options.adapters)
 model = pathlib.Path(options.work).resolve() / name
-tiny_model.make(options.tokenizer, model, options.model, options.template, options.adapters)
+if options.model == "dummy":
+    encoder_models.main(options.tokenizer, model)
+    os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(model)
+    further += ["--load-format", "dummy"]
+else:
+    tiny_model.make(options.tokenizer, model, options.model, options.template, options.adapters)
 
 common = [str(model), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(options.port)]
 events = {"publisher": "zmq", "endpoint": f"tcp://*:{options.events}", "replay_endpoint": f"tcp://127.0.0.1:{options.replay}",
           "topic": "kv-events"}
-tools = [] if options.no_tools else ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+tools = [] if options.no_tools else ["--enable-auto-tool-choice", "--tool-call-parser", options.tools]
 if options.engine.startswith("sglang"):
     cores = os.cpu_count() or 1
     os.environ.update(SGLANG_USE_CPU_ENGINE="1", PYTHONPATH=str(own / "sglang-kernels"),
