@@ -81,10 +81,10 @@ var modes = []mode{
 	{"vLLM", "cohere", "only if the flag says so", "by load: it renders with a library that vLLM does not bring"},
 	{"vLLM", "terratorch", "models of satellite images", "by load: they take images only"},
 	{"SGLang", "dsv32", "DeepSeek-V3 and V3.2 without a template", "by load: whether it thinks depends on a flag"},
-	{"SGLang", "dsv4", "DeepSeek-V4", "by load: a library of DeepSeek renders it, and whether it thinks depends on a flag"},
+	{"SGLang", "dsv4", "DeepSeek-V4", "by load: a library of its makers renders it, and whether it thinks depends on a flag"},
 	{"SGLang", "dsv41", "DeepSeek-V4.1", "by load: so"},
 	{"SGLang", "kimi_k3", "Kimi K3", "by load: the encoder is code of the model's folder"},
-	{"SGLang", "inkling", "Inkling", "by load: it renders with a library that SGLang does not bring"},
+	{"SGLang", "inkling", "Inkling", "by load: a library of its makers renders it, which is not followed"},
 }
 
 // registries are the lists of testdata/modes.txt, with the engine under which modes has their names.
