@@ -5,11 +5,13 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
+	_ "time/tzdata" // the zone of TestLogOnATerminal
 
 	"golang.org/x/sys/unix"
 
@@ -38,17 +40,28 @@ func terminal(t *testing.T) (keyboard, tty *os.File) {
 	return keyboard, tty
 }
 
-// People read the log on a terminal, programs elsewhere. Names of durations have their unit.
+// People read the log on a terminal, programs elsewhere. Names of durations have their unit. Times are in UTC wherever the
+// process is: a process of its own is elsewhere, because goroutines of libraries read time.Local.
 func TestLogOnATerminal(t *testing.T) {
+	const elsewhere = "Asia/Kolkata"
+	if os.Getenv("TZ") != elsewhere {
+		again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+		again.Env = append(os.Environ(), "TZ="+elsewhere)
+		if out, err := again.CombinedOutput(); err != nil {
+			t.Fatalf("got %v, want that it passes there:\n%s", err, out)
+		}
+		return
+	}
+	if _, east := time.Now().Zone(); east != 5*3600+1800 {
+		t.Fatalf("got a zone %d s east of Greenwich, want another place", east)
+	}
 	t.Setenv("NO_COLOR", "1")
 	keyboard, tty := terminal(t)
 	log, err := observe.Logger(tty, "info")
 	if err != nil {
 		t.Fatal(err)
 	}
-	began, here := time.Now().UTC().Truncate(time.Millisecond).Format("15:04:05.000"), time.Local
-	time.Local = time.FixedZone("elsewhere", 5*3600+1800)
-	t.Cleanup(func() { time.Local = here })
+	began := time.Now().UTC().Truncate(time.Millisecond).Format("15:04:05.000")
 	log.Info().Str("name", "a\x1b[2J").Msg("b\x1b[2J\n")
 	text := make([]byte, 1000)
 	n, err := keyboard.Read(text)
