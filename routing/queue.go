@@ -152,7 +152,6 @@ type tenant struct {
 
 // lane is the waiters of a Lane: its bands, greatest priority first, without empty ones.
 type lane struct {
-	name  Lane
 	bands []*laneBand
 }
 
@@ -394,7 +393,7 @@ func (q *Queue) enter(w *waiting) {
 	q.hold(w, 1)
 	l := q.lanes[w.Lane]
 	if l == nil {
-		l = &lane{name: w.Lane}
+		l = &lane{}
 		q.lanes[w.Lane] = l
 	}
 	i := 0

@@ -180,6 +180,9 @@ type Workers struct {
 	Scrape     Duration    `yaml:"scrape" jsonschema_description:"How often engines' /metrics are read; 0: never."`
 }
 
+// PushEndpoint is the endpoint of a worker whose events are pushed by relays over gRPC.
+const PushEndpoint = "push:"
+
 // Worker is one engine process.
 type Worker struct {
 	Name      string            `yaml:"name" jsonschema_description:"Unique name; empty: the address."`
@@ -304,6 +307,22 @@ type Index struct {
 	Key       string `yaml:"key" jsonschema_description:"Key of the block hash; must be the same on replicas that exchange snapshots. Empty: random."`
 	KeyFile   string `yaml:"key_file" jsonschema_description:"File with the key, instead of key; surrounding white space is ignored."`
 	Peers     Peers  `yaml:"peers" jsonschema_description:"Other replicas, from one of which the index is copied at the start. See docs/feeds.md."`
+}
+
+// Peers are the other replicas; a starting replica copies the index from one of them.
+type Peers struct {
+	Addresses []string `yaml:"addresses" jsonschema_description:"'host:port' of other replicas' listen.address; a name may have many addresses (a headless service). If set, this replica serves copies too, and index.key must be set."`
+	Timeout   Duration `yaml:"timeout" jsonschema_description:"How long the start waits for a copy, all peers together; after that it continues with an empty index."`
+	CAFile    string   `yaml:"ca_file" jsonschema_description:"PEM certificates of the CAs that sign peers' certificates; empty: plaintext."`
+	Name      string   `yaml:"server_name" jsonschema_description:"Name that peers' certificates must have; empty: the host of the address."`
+}
+
+// Secret is the key of the block hash, "" for a random one.
+func (i *Index) Secret() (string, error) {
+	if i.KeyFile == "" {
+		return i.Key, nil
+	}
+	return readSecret("index.key_file", i.KeyFile)
 }
 
 // Values of Disagg.Usage.

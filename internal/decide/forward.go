@@ -137,6 +137,17 @@ func (w *work) edits(e *fleet.Endpoint, free bool) []body.Edit {
 	return append(w.rankEdits(e, free), w.saltEdits(e)...)
 }
 
+// responseEdits returns the edit that names an answer which the engine may store. Without tenants
+// a client may choose the name.
+func (w *work) responseEdits(e *fleet.Endpoint) []body.Edit {
+	r, tenants := w.in.body, w.d.cfg.Tenants.SaltHeader != ""
+	if w.api != body.Responses || !w.in.known || string(r.Get("store")) == "false" || r.Has(body.FieldRequestID) && !tenants {
+		return nil
+	}
+	tenant, _ := w.tenant() // an error has been answered before
+	return []body.Edit{body.Set([]byte(`"`+w.d.responses.ID(tenant, w.stored.Root, w.tokens.count, e)+`"`), body.FieldRequestID.String())}
+}
+
 // rankEdits returns the edits of a body whose engine reads a rank from it: the picked rank
 // in place of the client's, or no rank where the engine chooses (unset is not 0). SGLang's
 // /generate reads no header; its other APIs prefer the header, but not in every version, so

@@ -3,6 +3,7 @@ package decide
 import (
 	"cmp"
 	"encoding/binary"
+	"math"
 
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
@@ -115,6 +116,14 @@ func (j *job) overlap(t *tokens) {
 		p.Tokens = int(j.cacheReads) + 1 // the last one is always computed
 	}
 	j.s.overlaps = j.d.fleet.AppendOverlaps(j.s.overlaps, &p, &j.s.matches)
+}
+
+// overlapStored credits the target of the answer that the request continues with its prompt, whose
+// tokens only the engine knows.
+func (j *job) overlapStored() {
+	if j.stored.Pin != nil && j.stored.Tokens > 0 && j.cacheReads > 0 {
+		j.s.overlaps = append(j.s.overlaps, routing.Overlap{Slot: j.stored.Slot, Speculative: int32(min(j.stored.Tokens, math.MaxInt32))})
+	}
 }
 
 // adapter is the LoRA adapter that the request names, "" for the base model.

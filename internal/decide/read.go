@@ -181,6 +181,26 @@ func (j *job) readUnknown() (*input, error) {
 	return in, nil
 }
 
+// findStored reads the id of the answer that a request continues, reads or cancels. Where tenants are
+// separated, an id that was not made for the request's tenant is answered as one that does not exist;
+// elsewhere the client or the engine chose it.
+func (j *job) findStored(text string) error {
+	if text == "" {
+		return nil
+	}
+	tenant, err := j.tenant()
+	tenants := j.d.cfg.Tenants.SaltHeader != ""
+	if err != nil && tenants {
+		return err
+	}
+	var ok bool
+	if j.stored, ok = j.d.responses.Read(j.d.fleet.View(), tenant, text); !ok && tenants {
+		return j.failure("kvlane_response_not_found", body.Failure{Status: http.StatusNotFound, Param: "response_id",
+			Message: "Response with id '" + observe.Clip(text) + "' not found."})
+	}
+	return nil
+}
+
 // guarded reports whether clients' KV transfer fields, or their salts, must not reach an
 // engine. A body that may have some has to be parsed, because fields can only be changed in a
 // parsed body.

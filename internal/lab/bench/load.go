@@ -35,7 +35,6 @@ func (r *row) size(t *text) int {
 // result is the cost of a load.
 type result struct {
 	requests, errors int64
-	took             time.Duration
 	server, envoy    time.Duration // processor time
 }
 
@@ -73,7 +72,7 @@ func (b *bed) load(ctx context.Context, connections int, path string, length tim
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: connections}, Timeout: time.Minute}
 	defer client.CloseIdleConnections()
 	var next, done, failed atomic.Int64
-	load := func(length time.Duration) time.Duration {
+	load := func(length time.Duration) {
 		started := time.Now()
 		var wg sync.WaitGroup
 		for range connections {
@@ -92,7 +91,6 @@ func (b *bed) load(ctx context.Context, connections int, path string, length tim
 			})
 		}
 		wg.Wait()
-		return time.Since(started)
 	}
 	load(length / 3)
 	done.Store(0)
@@ -101,12 +99,12 @@ func (b *bed) load(ctx context.Context, connections int, path string, length tim
 	if err != nil {
 		return nil, err
 	}
-	took := load(length)
+	load(length)
 	after, err := b.used()
 	if err != nil {
 		return nil, err
 	}
-	return &result{requests: done.Load(), errors: failed.Load(), took: took, server: after[0] - before[0], envoy: after[1] - before[1]}, ctx.Err()
+	return &result{requests: done.Load(), errors: failed.Load(), server: after[0] - before[0], envoy: after[1] - before[1]}, ctx.Err()
 }
 
 func post(ctx context.Context, client *http.Client, url string, body []byte) error {

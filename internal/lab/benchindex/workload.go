@@ -27,9 +27,9 @@ const (
 )
 
 type header struct {
-	ranks, block                               uint32
-	operations, stored, removed, looked, looks uint64
-	name                                       string
+	ranks, block           uint32
+	stored, removed, looks uint64
+	name                   string
 }
 
 type operation struct {
@@ -74,7 +74,7 @@ func openWorkload(path string) (*workload, error) {
 	}
 	w := &workload{data: data, at: headerSize}
 	w.ranks, w.block = le.Uint32(data[8:]), le.Uint32(data[12:])
-	w.operations, w.stored, w.removed, w.looked = le.Uint64(data[24:]), le.Uint64(data[32:]), le.Uint64(data[40:]), le.Uint64(data[48:])
+	w.stored, w.removed = le.Uint64(data[32:]), le.Uint64(data[40:])
 	w.looks = le.Uint64(data[72:])
 	name := data[80:headerSize]
 	for i, b := range name {

@@ -7,7 +7,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -43,6 +45,14 @@ func (s *seconds) Set(text string) error {
 	}
 	*s = seconds(v)
 	return nil
+}
+
+// orNever is nil for never.
+func (s seconds) orNever() *float64 {
+	if s < 0 {
+		return nil
+	}
+	return new(float64(s))
 }
 
 // mostSeconds is a year, longer than any trace.
@@ -493,22 +503,19 @@ func (f *flags) options() (Options, error) {
 	if o.Fleet.Prefill >= o.Fleet.Workers {
 		return Options{}, fmt.Errorf("%d of %d workers for prefill leave none to decode", o.Fleet.Prefill, o.Fleet.Workers)
 	}
+	to := &o.Conditions
+	changes := map[string]func(){
+		"event-delay":  func() { to.EventDelay = float64(f.delay) },
+		"event-loss":   func() { to.EventLoss = f.loss },
+		"event-replay": func() { to.EventReplay = float64(f.resend) },
+		"replicas":     func() { to.Replicas = f.replicas },
+		"skew":         func() { to.Skew = f.skew },
+		"share-delay":  func() { to.ShareDelay = f.share.orNever() },
+		"share-credit": func() { to.ShareCredit = f.credit },
+	}
 	f.set.Visit(func(given *flag.Flag) {
-		switch given.Name {
-		case "event-delay":
-			o.Conditions.EventDelay = float64(f.delay)
-		case "event-loss":
-			o.Conditions.EventLoss = f.loss
-		case "event-replay":
-			o.Conditions.EventReplay = float64(f.resend)
-		case "replicas":
-			o.Conditions.Replicas = f.replicas
-		case "skew":
-			o.Conditions.Skew = f.skew
-		case "share-delay":
-			o.Conditions.Share, o.Conditions.ShareDelay = f.share >= 0, max(float64(f.share), 0)
-		case "share-credit":
-			o.Conditions.ShareCredit = f.credit
+		if change := changes[given.Name]; change != nil {
+			change()
 		}
 	})
 	return o, nil
@@ -529,4 +536,35 @@ func writeFile(path string, write func(io.Writer) error) error {
 		return err
 	}
 	return errors.Join(write(file), file.Close())
+}
+
+// checkOutput returns an error if a file cannot be written, before the minutes that a run
+// takes. It creates no file and leaves an existing one unchanged.
+func checkOutput(flag, path string) error {
+	if path == "" {
+		return nil
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && info.IsDir():
+		return fmt.Errorf("--%s %s: is a folder, not a file", flag, path)
+	case err == nil && !info.Mode().IsRegular():
+		return nil // a pipe or device: opening it may have an effect
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("--%s: %w", flag, err)
+	}
+	if folder, err := os.Stat(filepath.Dir(path)); err != nil || !folder.IsDir() {
+		return fmt.Errorf("--%s %s: %s: no such folder", flag, path, filepath.Dir(path))
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644) //nolint:gosec // as os.Create, under the user's umask
+	if err != nil {
+		return fmt.Errorf("--%s: %w", flag, err)
+	}
+	if err := file.Close(); err != nil {
+		return fmt.Errorf("--%s: %w", flag, err)
+	}
+	if info == nil {
+		return os.Remove(path)
+	}
+	return nil
 }

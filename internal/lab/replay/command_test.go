@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -217,8 +218,8 @@ func TestArguments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Conditions{EventDelay: 0.5, Replicas: 4, Share: true, ShareDelay: 0.01}
-	if o.Conditions != want || o.Fleet.Workers != 3 || o.Fleet.Ranks != 2 || o.Fleet.Engine.Capacity != 300_000 || fmt.Sprint(o.Seeds, o.Policies) != "[7 8] [session random]" {
+	want := Conditions{EventDelay: 0.5, Replicas: 4, ShareDelay: new(0.01)}
+	if !reflect.DeepEqual(o.Conditions, want) || o.Fleet.Workers != 3 || o.Fleet.Ranks != 2 || o.Fleet.Engine.Capacity != 300_000 || fmt.Sprint(o.Seeds, o.Policies) != "[7 8] [session random]" {
 		t.Errorf("%+v", o)
 	}
 	for jitter, want := range map[string]seconds{"": -1, "0": 0, "never": 0, "3s": 3, "250ms": 0.25} {

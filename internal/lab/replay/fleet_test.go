@@ -82,9 +82,9 @@ func TestReplicasWithoutDelayAreOne(t *testing.T) {
 
 		same bool
 	}{
-		{Conditions{Replicas: 3, Share: true}, true},
-		{Conditions{Replicas: 4, Share: true, Skew: 0.7}, true},
-		{Conditions{Replicas: 3, Share: true, ShareDelay: 0.006}, false},
+		{Conditions{Replicas: 3, ShareDelay: new(0.0)}, true},
+		{Conditions{Replicas: 4, ShareDelay: new(0.0), Skew: 0.7}, true},
+		{Conditions{Replicas: 3, ShareDelay: new(0.006)}, false},
 	} {
 		if got := run(c.Conditions); reflect.DeepEqual(got, one) != c.same {
 			t.Errorf("%+v: got %+v, and with one replica %+v, want them equal: %v", c.Conditions, got, one, c.same)
@@ -116,8 +116,8 @@ func TestReplicasSpreadAsOne(t *testing.T) {
 
 		asOne bool
 	}{
-		{"3 replicas, 6 ms", Conditions{Replicas: 3, Share: true, ShareDelay: 0.006}, true},
-		{"4 replicas, 6 ms, 70 % of the requests at one", Conditions{Replicas: 4, Share: true, ShareDelay: 0.006, Skew: 0.7}, true},
+		{"3 replicas, 6 ms", Conditions{Replicas: 3, ShareDelay: new(0.006)}, true},
+		{"4 replicas, 6 ms, 70 % of the requests at one", Conditions{Replicas: 4, ShareDelay: new(0.006), Skew: 0.7}, true},
 		{"4 replicas, nothing shared", Conditions{Replicas: 4}, false},
 	} {
 		got := run(c.Conditions)

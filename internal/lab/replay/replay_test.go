@@ -112,7 +112,7 @@ func TestSameSeedSameBytes(t *testing.T) {
 		for i := range out {
 			runtime.GOMAXPROCS(1 + 3*i)
 			report, err := Run(Options{Workload: w, Fleet: fleet, Policies: policyNames(), Seeds: []uint64{7, 8},
-				Conditions: Conditions{EventDelay: 0.2, EventLoss: 0.05, Replicas: 2, Share: true, ShareDelay: 0.05}})
+				Conditions: Conditions{EventDelay: 0.2, EventLoss: 0.05, Replicas: 2, ShareDelay: new(0.05)}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -34,9 +34,9 @@ type Case struct {
 	Name string `yaml:"name"`
 	// Workload replaces the scenario's if it is not empty; a field of Fleet if it is not
 	// zero.
-	Workload   Source    `yaml:"workload"`
-	Fleet      Shape     `yaml:"fleet"`
-	Conditions Knowledge `yaml:"conditions"`
+	Workload   Source     `yaml:"workload"`
+	Fleet      Shape      `yaml:"fleet"`
+	Conditions Conditions `yaml:"conditions"`
 }
 
 // Source is the source of the requests; exactly one field is set.
@@ -76,17 +76,6 @@ type Shape struct {
 	// Fail and Add are when the last worker is lost, or added.
 	Fail float64 `yaml:"fail"`
 	Add  float64 `yaml:"add"`
-}
-
-// Knowledge is Conditions as written in files. ShareDelay is nil if replicas share nothing.
-type Knowledge struct {
-	EventDelay  float64  `yaml:"event_delay"`
-	EventLoss   float64  `yaml:"event_loss"`
-	EventReplay float64  `yaml:"event_replay"`
-	Replicas    int      `yaml:"replicas"`
-	ShareDelay  *float64 `yaml:"share_delay"`
-	ShareCredit bool     `yaml:"share_credit"`
-	Skew        float64  `yaml:"skew"`
 }
 
 //go:embed scenarios
@@ -246,7 +235,7 @@ func (s *Scenario) Options(c *Case, trace TraceReader) (Options, error) {
 	if c.Name != "" {
 		name += "/" + c.Name
 	}
-	o := Options{Fleet: fleet, Policies: s.Policies, Conditions: c.Conditions.conditions()}
+	o := Options{Fleet: fleet, Policies: s.Policies, Conditions: c.Conditions}
 	switch w := s.source(c); {
 	case w.Skew != nil:
 		o.Workload = w.Skew.Workload(name)
@@ -342,12 +331,4 @@ func (shape *Shape) change(f *Fleet) error {
 		return fmt.Errorf("%d workers with %d ranks each: a fleet has %d ranks at most", f.Workers, f.Ranks, mostRanks)
 	}
 	return nil
-}
-
-func (k *Knowledge) conditions() Conditions {
-	c := Conditions{EventDelay: k.EventDelay, EventLoss: k.EventLoss, EventReplay: k.EventReplay, Replicas: k.Replicas, ShareCredit: k.ShareCredit, Skew: k.Skew}
-	if k.ShareDelay != nil {
-		c.Share, c.ShareDelay = true, *k.ShareDelay
-	}
-	return c
 }

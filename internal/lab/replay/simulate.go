@@ -17,23 +17,22 @@ import (
 // Conditions are imperfections of the router's knowledge.
 type Conditions struct {
 	// EventDelay is the time in seconds from the end of a step until its events arrive.
-	EventDelay float64
+	EventDelay float64 `yaml:"event_delay"`
 	// EventLoss is the fraction of event batches that are lost: for good and unnoticed, or,
 	// if EventReplay is above 0, until they are replayed that many seconds later. Later
 	// batches of the rank wait for a replay.
-	EventLoss   float64
-	EventReplay float64
+	EventLoss   float64 `yaml:"event_loss"`
+	EventReplay float64 `yaml:"event_replay"`
 	// Replicas is the number of routers that get requests in turn, 0 for one. Each has its
 	// own index, which sees all events.
-	Replicas int
+	Replicas int `yaml:"replicas"`
 	// Skew is the fraction of requests that the first replica gets; the others get the rest in
 	// turn. 0 means that all take turns.
-	Skew float64
-	// Share lets replicas send each other their bookings and conversations, ShareDelay seconds
-	// late; with ShareCredit also the prompts that they sent.
-	Share       bool
-	ShareDelay  float64
-	ShareCredit bool
+	Skew float64 `yaml:"skew"`
+	// ShareDelay lets replicas send each other their bookings and conversations, that many seconds late; nil: they share
+	// nothing. With ShareCredit they share the prompts that they sent, too.
+	ShareDelay  *float64 `yaml:"share_delay"`
+	ShareCredit bool     `yaml:"share_credit"`
 }
 
 // indexBlock is the number of tokens by which the index represents a block of the workload:
@@ -122,7 +121,7 @@ type sharer struct {
 }
 
 func (h sharer) send(tell func(to *replica)) {
-	h.s.notes = append(h.s.notes, note{h.s.now + h.s.cond.ShareDelay, h.from, tell})
+	h.s.notes = append(h.s.notes, note{h.s.now + *h.s.cond.ShareDelay, h.from, tell})
 }
 
 func (h sharer) Booked(b *routing.Booking) {
@@ -203,7 +202,7 @@ func newSimulation(w *Workload, fleet Fleet, policy *Policy, cond Conditions, se
 		if err != nil {
 			return nil, err
 		}
-		if cond.Share && cond.Replicas > 1 {
+		if cond.ShareDelay != nil && cond.Replicas > 1 {
 			router.Share(sharer{s, n})
 		}
 		s.replicas = append(s.replicas, &replica{name: fmt.Sprintf("replica%d", n), router: router, index: index,
@@ -416,7 +415,7 @@ func (s *simulation) place(to *replica, rec *record, q *routing.Query) error {
 	if !s.policy.NoCredit {
 		speculate := func(to *replica) { to.index.Speculate(plan.Decode, rec.hashes, time.Unix(0, int64(s.clock()))) }
 		speculate(to)
-		if s.cond.Share && s.cond.ShareCredit {
+		if s.cond.ShareDelay != nil && s.cond.ShareCredit {
 			sharer{s, rec.replica}.send(speculate)
 		}
 	}

@@ -21,8 +21,6 @@ type Config struct {
 	ExtraSpecial []string
 	// Templates are the chat templates; a model's only template is named "default".
 	Templates []Template
-	// ModelMaxLength is in tokens, 0 if it is unset or means "no limit".
-	ModelMaxLength int
 	// TokenizerClass is as in tokenizer_config.json, ModelType and Architecture (the first one) as
 	// in config.json.
 	TokenizerClass          string
@@ -79,10 +77,6 @@ var specialNames = []string{"bos_token", "eos_token", "unk_token", "sep_token", 
 // mediaConfigs are the members of config.json that only multimodal models have.
 var mediaConfigs = []string{"vision_config", "audio_config", "vision_tower_config", "mm_vision_tower", "image_token_id", "image_token_index", "video_token_id",
 	"audio_token_id", "audio_token_index", "sound_config", "thinker_config", "visual", "img_processor", "embd_layer"}
-
-// noLimit is the threshold from which a length means "no limit", such as transformers'
-// VERY_LARGE_INTEGER.
-const noLimit = 1e15
 
 // readConfig reads those of the files that exist. Only invalid JSON is an error.
 func readConfig(fsys fs.FS) (Config, error) {
@@ -197,11 +191,6 @@ func (c *Config) fromTokenizerConfig(file map[string]json.RawMessage) error {
 	}
 	set, ok := file["add_prefix_space"]
 	c.llama.prefixSpaceSet = ok && string(set) != "null"
-	if raw, ok := file["model_max_length"]; ok {
-		if f, err := strconv.ParseFloat(string(raw), 64); err == nil && f > 0 && f < noLimit {
-			c.ModelMaxLength = int(f)
-		}
-	}
 	raw, ok := file["added_tokens_decoder"]
 	if !ok {
 		return nil

@@ -211,7 +211,7 @@ func TestAddedTokensMeet(t *testing.T) {
 // TestConfig: the configuration is exposed as in transformers.
 func TestConfig(t *testing.T) {
 	tok, err := loadText(tiny(), map[string]string{
-		"tokenizer_config.json":                   `{"bos_token":"<x>","eos_token":{"content":"</y>"},"pad_token":null,"model_max_length":4096,"chat_template":[{"name":"default","template":"D"},{"name":"tool_use","template":"T"}],"tokenizer_class":"X","image_token":"<img>"}`,
+		"tokenizer_config.json":                   `{"bos_token":"<x>","eos_token":{"content":"</y>"},"pad_token":null,"chat_template":[{"name":"default","template":"D"},{"name":"tool_use","template":"T"}],"tokenizer_class":"X","image_token":"<img>"}`,
 		"config.json":                             `{"model_type":"m","eos_token_id":2}`,
 		"generation_config.json":                  `{"eos_token_id":[3,4]}`,
 		"additional_chat_templates/ignored.other": "x",
@@ -224,8 +224,8 @@ func TestConfig(t *testing.T) {
 	if !reflect.DeepEqual(c.Special, want) {
 		t.Errorf("special tokens %v, want %v", c.Special, want)
 	}
-	if c.ModelMaxLength != 4096 || c.TokenizerClass != "X" || c.ModelType != "m" || !slices.Equal(c.EOSTokenIDs, []uint32{3, 4}) {
-		t.Errorf("got %+v, want length 4096, class X, type m, EOS ids 3 and 4", c)
+	if c.TokenizerClass != "X" || c.ModelType != "m" || !slices.Equal(c.EOSTokenIDs, []uint32{3, 4}) {
+		t.Errorf("got %+v, want class X, type m, EOS ids 3 and 4", c)
 	}
 	if s, ok := c.Template("tool_use"); !ok || s != "T" {
 		t.Errorf("template %q", s)
@@ -359,7 +359,7 @@ func FuzzLoad(f *testing.F) {
 
 // FuzzConfig loads the other files of a model, whatever they hold: what is read is what the files can say.
 func FuzzConfig(f *testing.F) {
-	f.Add(`{"bos_token":"<x>","eos_token":{"content":"</y>"},"model_max_length":1e30,"chat_template":[{"name":"default","template":"D"}]}`, `{"model_type":"m","eos_token_id":2}`, `{"eos_token_id":[3,4]}`, `{}`, "{{ x }}")
+	f.Add(`{"bos_token":"<x>","eos_token":{"content":"</y>"},"chat_template":[{"name":"default","template":"D"}]}`, `{"model_type":"m","eos_token_id":2}`, `{"eos_token_id":[3,4]}`, `{}`, "{{ x }}")
 	f.Add(`{"chat_template":"x","extra_special_tokens":["a",{"b":1}],"added_tokens_decoder":{"-1":{}}}`, `{"vocab_size":-1,"vision_config":null}`, `{"eos_token_id":-1}`, `{"unk_token":1}`, "")
 	f.Add(`[]`, `null`, `{"eos_token_id":4294967296}`, `"x"`, "\xff")
 	f.Fuzz(func(t *testing.T, config, model, generation, special, template string) {
@@ -370,8 +370,8 @@ func FuzzConfig(f *testing.F) {
 			return
 		}
 		c := tok.Config()
-		if c.ModelMaxLength < 0 || c.VocabSize < 0 {
-			t.Fatalf("got length %d and %d ids, want none below 0", c.ModelMaxLength, c.VocabSize)
+		if c.VocabSize < 0 {
+			t.Fatalf("got %d ids, want none below 0", c.VocabSize)
 		}
 		if got, ok := c.Template(""); !ok || got != template {
 			t.Fatalf("got template %q, want %q of the file", got, template)

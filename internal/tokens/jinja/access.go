@@ -52,7 +52,7 @@ func (m *machine) attribute(v Value, name string) (Value, bool) {
 	}
 	if method != nil {
 		m.charge(6 * valueSize)
-		bound := &callable{name: name, builtin: true, call: func(m *machine, a *arguments) Value {
+		bound := &callable{builtin: true, call: func(m *machine, a *arguments) Value {
 			m.operands(v, a)
 			return method(m, v, a)
 		}}

@@ -428,7 +428,7 @@ func (c *compiler) macro(s scope, n *node) *macroCode {
 
 func (code *macroCode) bind(f *frame) Value {
 	object := &macroObject{code: code, frame: f}
-	return Value{kind: kindCallable, p: unsafe.Pointer(&callable{name: code.name, isMacro: true, macro: object})}
+	return Value{kind: kindCallable, p: unsafe.Pointer(&callable{isMacro: true, macro: object})}
 }
 
 func (c *compiler) macroStatement(s scope, n *node) stmt {

@@ -18,17 +18,17 @@ var (
 
 func init() { //nolint:gochecknoinits // the table and the functions need each other
 	globals = map[string]Value{
-		"range":     function("range", globalRange),
-		"dict":      function("dict", func(m *machine, a *arguments) Value { return FromDict(m.dictOf(a)) }),
-		"namespace": function("namespace", globalNamespace),
-		"raise_exception": function("raise_exception", func(m *machine, a *arguments) Value {
+		"range":     function(globalRange),
+		"dict":      function(func(m *machine, a *arguments) Value { return FromDict(m.dictOf(a)) }),
+		"namespace": function(globalNamespace),
+		"raise_exception": function(func(m *machine, a *arguments) Value {
 			p := a.bind("raise_exception", 1, "message")
 			text := m.text(p[0])
 			m.charge(2 * len(text))
 			raisef("TemplateError", "%s", text)
 			return Value{}
 		}),
-		"strftime_now": function("strftime_now", func(m *machine, a *arguments) Value {
+		"strftime_now": function(func(m *machine, a *arguments) Value {
 			p := a.bind("strftime_now", 1, "format")
 			if p[0].kind != KindString {
 				raisef("TypeError", "strftime() argument 1 must be str, not %s", typeName(p[0]))

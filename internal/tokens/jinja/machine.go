@@ -10,7 +10,6 @@ import (
 
 // machine is the state of a rendering.
 type machine struct {
-	t     *Template
 	ctx   *Dict
 	now   time.Time
 	names []Value // the values of Template.names

@@ -4,15 +4,14 @@ import "unsafe"
 
 // callable is a macro, a global function or a method bound to its value.
 type callable struct {
-	name    string
 	isMacro bool
 	builtin bool         // a method of a built-in type
 	macro   *macroObject // only if isMacro
 	call    func(m *machine, a *arguments) Value
 }
 
-func function(name string, call func(m *machine, a *arguments) Value) Value {
-	return Value{kind: kindCallable, p: unsafe.Pointer(&callable{name: name, call: call})}
+func function(call func(m *machine, a *arguments) Value) Value {
+	return Value{kind: kindCallable, p: unsafe.Pointer(&callable{call: call})}
 }
 
 // iterator is a Python generator or iterator: it can be consumed once.

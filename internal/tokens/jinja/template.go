@@ -62,7 +62,7 @@ func Compile(source string) (t *Template, err error) {
 // whose class is the Python exception or one of the engine's own; dst is then returned unchanged.
 func (t *Template) Render(dst []byte, ctx *Dict, env Env) (out []byte, err error) {
 	m := &machine{
-		t: t, ctx: ctx, now: env.Now,
+		ctx: ctx, now: env.Now,
 		out: dst, base: len(dst),
 		maxOutput: cmp.Or(env.MaxOutput, defaultMaxOutput),
 		steps:     cmp.Or(env.MaxSteps, defaultMaxSteps),
