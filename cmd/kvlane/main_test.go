@@ -189,7 +189,7 @@ func TestCommands(t *testing.T) {
 		{"rerun what is none", "", []string{"explain", "--rerun", good}, 1, "", "good.yaml"},
 		{"demo of too many", "", []string{"demo", "--engines", "100"}, 2, "", "must be 1 to 64"},
 		{"demo without Envoy", "", []string{"demo", "--envoy", dir + "/none"}, 1, "", "no envoy binary"},
-		{"replay", "", []string{"replay", "--format", "generated", "--scenario", "siblings", "--seeds", "1", "--policies", "kv-aware"}, 0, "kv-aware", ""},
+		{"replay", "", []string{"replay", "--format", "generated", "--scenario", fewRequests(t), "--seeds", "1", "--policies", "kv-aware"}, 0, "kv-aware", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			code, out, errs := kvlane(c.stdin, c.args...)
@@ -198,6 +198,20 @@ func TestCommands(t *testing.T) {
 			}
 		})
 	}
+}
+
+// fewRequests is the file of a scenario that is soon simulated.
+func fewRequests(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "few.yaml")
+	const text = `fleet: {workers: 2}
+workload:
+  skew: {clients: 2, shared: 1000, first_mean: 500, turn_mean: 100, output_mean: 10, min_turns: 2, max_turns: 2, requests: 8}
+`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 func TestATakenPortNamesTheFlag(t *testing.T) {

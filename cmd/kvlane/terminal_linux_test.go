@@ -142,10 +142,11 @@ func (s standing) Write(p []byte) (int, error) {
 }
 
 func TestSignalsEndReplay(t *testing.T) {
+	few := fewRequests(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	progress, out, done := standing{make(lines, 10), make(chan struct{})}, make(lines, 100), make(chan int, 1)
 	go func() {
-		done <- run(ctx, streams{in: strings.NewReader(""), out: out, err: progress}, strings.Fields("replay --format generated --scenario no-reuse --seeds 1 --policies round-robin"))
+		done <- run(ctx, streams{in: strings.NewReader(""), out: out, err: progress}, append(strings.Fields("replay --format generated --seeds 1 --policies round-robin --scenario"), few))
 	}()
 	if got := <-progress.lines; !strings.HasPrefix(got, "1/1 ") {
 		t.Fatalf("got %q, want a run to begin", got)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -167,21 +168,25 @@ func TestWaitingForAnAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer hung.Close()
+	var all sync.WaitGroup // each speaks after two seconds
 	for _, command := range []string{"status", "decisions --follow", "explain --last"} {
-		ctx, stop := context.WithCancel(t.Context())
-		var out bytes.Buffer
-		said, done := make(lines, 10), make(chan int, 1)
-		go func() {
-			done <- run(ctx, streams{in: strings.NewReader(""), out: &out, err: said}, append(strings.Fields(command), "--admin", hung.Addr().String()))
-		}()
-		if got := <-said; !strings.HasPrefix(got, "waiting for an answer of "+hung.Addr().String()+" (") {
-			t.Errorf("%s: got %q, want progress", command, got)
-		}
-		stop()
-		if <-done; out.Len() > 0 {
-			t.Errorf("%s: got %q, want no output before an answer", command, &out)
-		}
+		all.Go(func() {
+			ctx, stop := context.WithCancel(t.Context())
+			var out bytes.Buffer
+			said, done := make(lines, 10), make(chan int, 1)
+			go func() {
+				done <- run(ctx, streams{in: strings.NewReader(""), out: &out, err: said}, append(strings.Fields(command), "--admin", hung.Addr().String()))
+			}()
+			if got := <-said; !strings.HasPrefix(got, "waiting for an answer of "+hung.Addr().String()+" (") {
+				t.Errorf("%s: got %q, want progress", command, got)
+			}
+			stop()
+			if <-done; out.Len() > 0 {
+				t.Errorf("%s: got %q, want no output before an answer", command, &out)
+			}
+		})
 	}
+	all.Wait()
 	for address, want := range map[string]string{
 		"localhost": "http://localhost:9090", "::1": "http://[::1]:9090", "[::1]": "http://[::1]:9090", "10.0.0.1:80": "http://10.0.0.1:80", "https://kvlane/": "https://kvlane",
 	} {
