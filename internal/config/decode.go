@@ -115,11 +115,6 @@ func (d *decoder) resolve(n ast.Node, path string) ast.Node {
 	}
 }
 
-// preparer is a section whose defaults depend on some of its own keys.
-type preparer interface {
-	prepare(value func(key string) (string, bool), bad report)
-}
-
 // decode puts a node into v. rules is the jsonschema tag of the field.
 func (d *decoder) decode(n ast.Node, v reflect.Value, path, rules string) {
 	d.locate(n, path)
@@ -171,8 +166,8 @@ func (d *decoder) decode(n ast.Node, v reflect.Value, path, rules string) {
 
 func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
 	entries := d.entries(n, path)
-	if p, ok := reflect.TypeAssert[preparer](v.Addr()); ok {
-		p.prepare(func(key string) (string, bool) {
+	if r, ok := reflect.TypeAssert[*Routing](v.Addr()); ok {
+		r.prepare(func(key string) (string, bool) {
 			i := slices.IndexFunc(entries, func(e entry) bool { return e.key == key })
 			if i < 0 {
 				return "", false

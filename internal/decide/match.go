@@ -36,7 +36,7 @@ func (j *job) match(in *input, t *tokens) {
 	}
 	if len(t.ids) == 0 {
 		j.textPrefix(in)
-		j.overlapStored()
+		j.overlap(t)
 		return
 	}
 	block := d.cfg.Index.BlockSize
@@ -104,8 +104,8 @@ func (j *job) textPrefix(in *input) {
 	}
 }
 
-// overlap asks the index which blocks of the prompt each target holds as of now, as far as the
-// engine reads them.
+// overlap asks the index which blocks of the prompt each target holds as of now, as far as the engine reads them. The target of
+// the answer that the request continues holds what comes before, whose tokens only the engine knows: then there are no blocks.
 func (j *job) overlap(t *tokens) {
 	j.s.overlaps = j.s.overlaps[:0]
 	if j.cacheReads == 0 {
@@ -116,12 +116,7 @@ func (j *job) overlap(t *tokens) {
 		p.Tokens = int(j.cacheReads) + 1 // the last one is always computed
 	}
 	j.s.overlaps = j.d.fleet.AppendOverlaps(j.s.overlaps, &p, &j.s.matches)
-}
-
-// overlapStored credits the target of the answer that the request continues with its prompt, whose
-// tokens only the engine knows.
-func (j *job) overlapStored() {
-	if j.stored.Pin != nil && j.stored.Tokens > 0 && j.cacheReads > 0 {
+	if j.stored.Pin != nil && j.stored.Tokens > 0 {
 		j.s.overlaps = append(j.s.overlaps, routing.Overlap{Slot: j.stored.Slot, Speculative: int32(min(j.stored.Tokens, math.MaxInt32))})
 	}
 }

@@ -65,7 +65,6 @@ func (w *work) choose() (*placed, *waiter, error) {
 		d.placeWaiting(now, false)
 		if w.s.waited { // it has left the queue without a place, and may have one in another role
 			w.overlap(w.tokens)
-			w.overlapStored()
 		}
 	}
 	p, err := w.try(now)
@@ -260,7 +259,6 @@ func (q *waiter) attempt(now time.Duration) {
 	}
 	w.query.Waited = now - q.since
 	w.overlap(w.tokens)
-	w.overlapStored()
 	q.placed, q.err = w.try(now)
 }
 
