@@ -92,7 +92,7 @@ test: test-unit test-e2e ## Passes everything: unit, property and story tests, r
 test-unit: envoy $(GOTESTSUM) ## The part of it without ./e2e
 	@mkdir -p $(RERUNS); rm -f $(RERUNS)/cost $(RERUNS)/processes
 	$(GOTESTSUM) --packages './internal/tokens/bpe ./internal/lab/replay ./internal/replicas' -- -vet=off -run '^($(SERIAL)|$(LONE))$$'
-	$(GOTESTSUM) $(call RERUN,cost) --packages ./internal/decide -- -vet=off -run '^TestCostOf'
+	$(GOTESTSUM) $(call RERUN,cost) --packages ./internal/decide -- -vet=off -run '^Test(CostOf|MemoryOfADecision$$)'
 	$(GOTESTSUM) --packages ./internal/lab/simulate -- -vet=off
 	$(RACE) $(GOTESTSUM) --packages ./internal/tokens/bpe -- $(RACE_FLAGS) -skip '^($(SERIAL))$$' -timeout 20m
 	$(RACE) $(GOTESTSUM) --packages $(call packages,-v) -- $(RACE_FLAGS) $(UNRACED) -skip '^($(LONE))$$' -timeout 20m
@@ -110,8 +110,8 @@ RACE_FLAGS := -race -vet=off -gcflags=compress/flate=-race=false
 # one. The tests of bpe itself run under the detector.
 UNRACED := -gcflags=github.com/kvlane/kvlane/internal/tokens/bpe=-race=false
 
-# TestCostOf* compare processor time, which the race detector distorts: they run without it. The simulation runs without it,
-# and a few of its seeds with it. LONE are simulations of one goroutine each, and a test of 100,000 stored bindings.
+# TestCostOf* compare processor time and TestMemoryOfADecision allocations, which the race detector distorts: they run without it.
+# The simulation runs without it, and a few of its seeds with it. LONE are simulations of one goroutine each, and a test of 100,000 stored bindings.
 LONE := TestGauntletBound|TestReplicasSpreadAsOne|TestHistories|TestBindingsSurviveTheKillOfAllReplicas
 # Comparisons of the tokenizer with much text, in one goroutine: the race detector makes them ten to twenty times slower and can
 # find nothing in them. They run once, without it; the other tests of the package encode under it, concurrently too.

@@ -77,7 +77,7 @@ func TestNamesOfBlocksForTraces(t *testing.T) {
 // With many targets only one in ExplainEvery decisions is compared: shadow policies cost a request of a large fleet little on
 // average, and each sums over all targets.
 func TestShadowsOfLargeFleetsAreSampled(t *testing.T) {
-	for count, want := range map[int]float64{8: 4 * observe.ExplainEvery, 1000: 4} {
+	for count, want := range map[int]float64{observe.ExplainTargets: 4 * observe.ExplainEvery, observe.ExplainTargets + 1: 4} {
 		d := newDecider(t, count)
 		decide := repeatedBy(t, d, count, true, "least-loaded")
 		compared := func() float64 { return observe.Sums(d.metrics.Shadows, "policy")["least-loaded"] }
