@@ -3,6 +3,7 @@ package bpe
 import (
 	"encoding/binary"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -63,7 +64,7 @@ func (m Marked) EncodeAfter(stop <-chan struct{}, dst []uint32, cuts []Cut, text
 		if text[at] >= markPart {
 			if text[at] == markToken {
 				if at+5 > len(text) {
-					return dst, cuts, fmt.Errorf("%w: not valid UTF-8", ErrText)
+					return dst, cuts, errInvalid
 				}
 				dst = append(dst, binary.BigEndian.Uint32(bytesOf(text)[at+1:]))
 				at += 4
@@ -81,7 +82,15 @@ func (m Marked) EncodeAfter(stop <-chan struct{}, dst []uint32, cuts []Cut, text
 		}
 		part := text[at:end]
 		if !utf8.ValidString(part) {
-			return dst, cuts, fmt.Errorf("%w: not valid UTF-8", ErrText)
+			// tiktoken takes a surrogate without a partner for U+FFFD, which has three bytes too. Two in a row may be partners.
+			valid := strings.ToValidUTF8(part, "\uFFFD")
+			switch {
+			case !m.config.MistralFile.Tekken:
+				return dst, cuts, errInvalid
+			case len(valid) != len(part):
+				return dst, cuts, fmt.Errorf("%w: surrogates in a row", ErrLimit)
+			}
+			part = valid
 		}
 		if enc.watch.over(len(part)) {
 			break

@@ -11,6 +11,8 @@ import (
 type MistralFile struct {
 	// Version of the format of conversations: 1, 2, 3, 7, 11, 13 or 15; 0 if it has none.
 	Version int
+	// Tekken: the file is a tekken.json.
+	Tekken bool
 	// Settings are the settings that a request may have, nil if there are none. Version 15.
 	Settings *MistralSettings
 }

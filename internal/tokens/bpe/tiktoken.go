@@ -178,7 +178,7 @@ func parseTekken(raw []byte, _ string, config Config) (*Tokenizer, error) {
 	for i := len(f.control); i < c.Specials; i++ {
 		special(uint32(i), fmt.Sprintf("<SPECIAL_%d>", i))
 	}
-	config.MistralFile = MistralFile{Version: mistralVersion(file.Config.Version), Settings: file.Settings}
+	config.MistralFile = MistralFile{Version: mistralVersion(file.Config.Version), Tekken: true, Settings: file.Settings}
 	return f.build(config)
 }
 

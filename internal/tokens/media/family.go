@@ -19,9 +19,9 @@ type Family struct {
 	Mark, Text, Front string
 	// Most is the largest number of images whose tokens are known, 0: any.
 	Most int
+	// Turns reports that the tokens depend on which side is the width.
+	Turns bool
 
-	// turns reports that the tokens depend on which side is the width.
-	turns bool
 	// layout appends the tokens of an image. It returns false if the engine refuses the image.
 	layout func(dst []uint32, width, height int) ([]uint32, bool)
 	// lines are the tokens of one to four line feeds, at their number, if the engine puts two around an image and then
@@ -170,7 +170,7 @@ func readJSON(fsys fs.FS, name string, to any) error {
 // returns false if they are not known.
 func (f *Family) Append(dst []uint32, img Image, turned bool) (out []uint32, at int, ok bool) {
 	at = len(dst)
-	if f.turns && turned && img.Width != img.Height {
+	if f.Turns && turned && img.Width != img.Height {
 		return dst, at, false
 	}
 	if f.lines[2] != 0 {
@@ -220,9 +220,6 @@ func repeated(dst []uint32, token uint32, n int) []uint32 {
 	}
 	return dst
 }
-
-// Turns reports whether the tokens depend on the image's orientation.
-func (f *Family) Turns() bool { return f.turns }
 
 // maxTokens bounds the tokens of an image.
 const maxTokens = 1 << 17
@@ -327,7 +324,7 @@ func mistral3(m *modelConfig, p *processorConfig, id func(string) (uint32, bool)
 		return nil, ErrUnknown
 	}
 	longest, token := float64(p.Size.Longest), *m.ImageIndex
-	return &Family{Token: token, turns: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
+	return &Family{Token: token, Turns: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
 		if ratio := max(float64(width)/longest, float64(height)/longest); ratio > 1 {
 			width, height = int(float64(width)/ratio), int(float64(height)/ratio)
 		}
@@ -377,7 +374,7 @@ func llama4(m *modelConfig, p *processorConfig, id func(string) (uint32, bool)) 
 		return nil, ErrUnknown
 	}
 	patches := side * side / int(merged)
-	return &Family{Token: t[0], turns: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
+	return &Family{Token: t[0], Turns: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
 		columns, rows := canvas(width, height, size, most, p.MaxCanvas)
 		dst = append(dst, t[1])
 		for range rows {
@@ -418,7 +415,7 @@ func kimiVL(m *modelConfig, p *processorConfig, _ func(string) (uint32, bool)) (
 	if !strings.HasPrefix(p.Type, "KimiVLImageProcessor") || m.MediaToken == nil || p.Patch < 1 || p.TokenLimit < 1 || len(p.MergeKernel) != 2 || min(p.MergeKernel[0], p.MergeKernel[1]) < 1 {
 		return nil, ErrUnknown
 	}
-	return &Family{Token: *m.MediaToken, turns: p.MergeKernel[0] != p.MergeKernel[1], layout: run(*m.MediaToken, func(width, height int) (int, int) {
+	return &Family{Token: *m.MediaToken, Turns: p.MergeKernel[0] != p.MergeKernel[1], layout: run(*m.MediaToken, func(width, height int) (int, int) {
 		if n := (width / p.Patch) * (height / p.Patch); n > p.TokenLimit {
 			scale := math.Sqrt(float64(p.TokenLimit) / float64(n))
 			width, height = int(float64(width)*scale), int(float64(height)*scale)
@@ -434,7 +431,7 @@ func between(id func(string) (uint32, bool), sequence int, tiles func(width, hei
 	if err != nil || sequence < 1 || sequence > maxTokens {
 		return nil, ErrUnknown
 	}
-	return &Family{Token: t[1], turns: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
+	return &Family{Token: t[1], Turns: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
 		n := sequence * tiles(width, height)
 		if n > maxTokens {
 			return dst, false
@@ -521,7 +518,7 @@ func deepseekOCR(m *modelConfig, _ *processorConfig, id func(string) (uint32, bo
 		return nil, err
 	}
 	const tile = 640
-	f.Front, f.turns = "<image>", true
+	f.Front, f.Turns = "<image>", true
 	f.layout = run(f.Token, func(width, height int) (int, int) {
 		if max(width, height) <= tile {
 			return deepseekGrid(16, 10, 0, 0)
@@ -539,7 +536,7 @@ func deepseekVL2(m *modelConfig, p *processorConfig, id func(string) (uint32, bo
 	}
 	tile := p.Resolutions[0][0]
 	side := (tile/p.Patch + p.Downsample - 1) / p.Downsample
-	f.Front, f.turns, f.Most = "<image>", true, 2 // three are not cut into tiles
+	f.Front, f.Turns, f.Most = "<image>", true, 2 // three are not cut into tiles
 	f.layout = run(f.Token, func(width, height int) (int, int) {
 		var fit [2]int
 		most, waste := 0, math.MaxInt

@@ -3,7 +3,6 @@ package media
 import (
 	"encoding/binary"
 	"encoding/hex"
-	"unsafe"
 
 	"github.com/zeebo/blake3"
 )
@@ -20,9 +19,7 @@ const (
 // started with it. It holds for the default hash (BLAKE3) and without media_io_kwargs and mm_processor_kwargs.
 func VLLMIdentifier(data []byte, img Image, model string) string {
 	h := blake3.New()
-	head := make([]byte, 0, 256)
-	head = leaf(framed(head, "image"))
-	head = framed(head, "image")
+	head := framed(leaf(framed(make([]byte, 0, 256), "image")), "image")
 	if img.RGB {
 		head = leaf(head)
 	} else {
@@ -39,8 +36,7 @@ func VLLMIdentifier(data []byte, img Image, model string) string {
 	_, _ = h.Write(head)
 	_, _ = h.Write(data)
 	_, _ = h.Write(framed(leaf(framed(head[:0], "model_id")), model))
-	var sum [32]byte
-	return hex.EncodeToString(h.Sum(sum[:0]))
+	return hex.EncodeToString(h.Sum(head[:0]))
 }
 
 func length(b []byte, n int) []byte { return binary.LittleEndian.AppendUint64(b, uint64(n)) }
@@ -48,5 +44,3 @@ func length(b []byte, n int) []byte { return binary.LittleEndian.AppendUint64(b,
 func framed(b []byte, text string) []byte { return append(length(b, len(text)), text...) }
 
 func leaf(b []byte) []byte { return append(b, tagLeaf) }
-
-func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }

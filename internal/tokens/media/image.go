@@ -9,6 +9,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"github.com/segmentio/asm/base64"
 )
@@ -170,11 +171,8 @@ func AppendDataURL(dst []byte, url string) ([]byte, bool) {
 		return dst, false
 	}
 	n := base64.StdEncoding.DecodedLen(len(text))
-	at := len(dst)
-	if cap(dst)-at < n {
-		dst = append(make([]byte, 0, at+n), dst...)
-	}
-	n, err := base64.StdEncoding.Decode(dst[at:at+n], bytesOf(text))
+	at, dst := len(dst), slices.Grow(dst, n)
+	n, err := base64.StdEncoding.Decode(dst[at:at+n], unsafe.Slice(unsafe.StringData(text), len(text)))
 	if err != nil {
 		return dst, false
 	}

@@ -92,7 +92,7 @@ func (i *images) add(v jinja.Value) bool {
 	if !named {
 		identifier = media.VLLMIdentifier(data, img, i.served)
 	}
-	i.list = append(i.list, image{img, i.family.Turns() && media.MayTurn(data), identifier})
+	i.list = append(i.list, image{img, i.family.Turns && media.MayTurn(data), identifier})
 	return true
 }
 

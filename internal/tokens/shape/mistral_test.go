@@ -224,6 +224,35 @@ func TestResultsWithoutID(t *testing.T) {
 	}
 }
 
+// TestLoneSurrogates: for tekken a surrogate without a partner is U+FFFD, and two in a row are not known.
+func TestLoneSurrogates(t *testing.T) {
+	t.Parallel()
+	tekken := loadEncoderModel(t, fstest.MapFS{"tekken.json": {Data: tekkenOf(t, "v3", bytesVocabulary())}})
+	spm := loadEncoderModel(t, fstest.MapFS{"tokenizer.model.v2": {Data: spmOf(t, "v2")}})
+	ids := func(m *shape.Model, text string) ([]uint32, error) {
+		req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"user","content":"`+text+`"}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := m.RenderPrompt(req, shape.VLLM)
+		return got.IDs, err
+	}
+	want, err := ids(tekken, `a\ufffdb \ufffd`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ids(tekken, `a\ud800b \udc00`); err != nil || !slices.Equal(got, want) {
+		t.Errorf("tekken: got %v, %v, want %v", got, err, want)
+	}
+	refused := func(err error) bool { _, ok := errors.AsType[*shape.Refusal](err); return ok }
+	if got, err := ids(tekken, `a\udc00\ud800`); err == nil || refused(err) {
+		t.Errorf("two in a row: got %v, %v, want an error that is not the engine's", got, err)
+	}
+	if got, err := ids(spm, `a\ud800b`); !refused(err) {
+		t.Errorf("SentencePiece: got %v, %v, want a refusal", got, err)
+	}
+}
+
 // TestEmptyCalls: vLLM 0.32 takes an empty object or text for no tool calls, and refuses other values of another type.
 func TestEmptyCalls(t *testing.T) {
 	t.Parallel()
