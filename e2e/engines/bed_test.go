@@ -199,6 +199,7 @@ type tokenCounts struct {
 		Cached int `json:"cached_tokens"`
 	} `json:"input_tokens_details"`
 	Read    int `json:"cache_read_input_tokens"`
+	Cached  int `json:"cached_tokens"`
 	Created int `json:"cache_creation_input_tokens"`
 }
 
@@ -245,7 +246,7 @@ func (b *bed) post(path string, body map[string]any) answer {
 	a := answer{ids: got.PromptIDs}
 	u := got.Usage
 	a.prompt = u.Prompt + u.Input + u.Read + u.Created + got.Meta.Prompt
-	a.cached = u.Details.Cached + u.InputDetails.Cached + u.Read
+	a.cached = u.Details.Cached + u.InputDetails.Cached + u.Read + got.Meta.Cached
 	if len(got.Choices) > 0 {
 		a.text = got.Choices[0].Message.Content + got.Choices[0].Text
 		if len(a.ids) == 0 {

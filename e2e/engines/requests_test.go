@@ -3,6 +3,7 @@ package engines
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -79,6 +80,7 @@ func play(t *testing.T, b *bed) {
 		{"refusals of odd bodies are the engine's", (*bed).refusals},
 		{"whole blocks, and the last token is always computed", (*bed).edges},
 		{"a salt separates caches", (*bed).salts},
+		{"requests that do not read the cache", (*bed).unread},
 		{"the rank is honoured on every endpoint", (*bed).endpoints},
 		{"eviction", (*bed).eviction},
 		{"a reset", (*bed).resets},
@@ -177,6 +179,52 @@ func (b *bed) endpoints() {
 			if !did(a.rank) || did(1-a.rank) {
 				b.t.Errorf("%s: Kvlane chose rank %d, the engine used rank %d", r.path, a.rank, 1-a.rank)
 			}
+		}
+	}
+}
+
+// unread sends prompts that are cached with parameters for which the engine computes them again, or does not: the lists of
+// docs/tokens.md.
+func (b *bed) unread() {
+	type sent struct {
+		path  string
+		more  m
+		reads bool
+	}
+	const completions, chats = "/v1/completions", "/v1/chat/completions"
+	list := map[*kind][]sent{
+		vllm: {
+			{completions, m{"prompt_logprobs": 0}, false}, {completions, m{"prompt_logprobs": 2}, false}, {completions, m{"prompt_logprobs": nil}, true},
+			{completions, m{"echo": true, "logprobs": 0}, false}, {completions, m{"echo": true, "logprobs": 1}, false}, {completions, m{"echo": true}, true},
+			{completions, m{"logprobs": 2}, true}, {chats, m{"prompt_logprobs": 0}, false}, {chats, m{"echo": true}, false},
+			{chats, m{"echo": true, "logprobs": true, "top_logprobs": 1}, false}, {chats, m{"logprobs": true, "top_logprobs": 1}, true},
+		},
+		sglang: {
+			{completions, m{"echo": true, "logprobs": 1}, false}, {completions, m{"echo": true, "logprobs": 0}, true}, {completions, m{"echo": true}, true},
+			{completions, m{"logprobs": 1}, true}, {completions, m{"prompt_logprobs": 1}, true}, {chats, m{"logprobs": true, "top_logprobs": 1}, true},
+			{"/generate", m{"return_logprob": true, "logprob_start_len": 0}, false}, {"/generate", m{"return_logprob": true, "logprob_start_len": 40}, true},
+			{"/generate", m{"return_logprob": true}, true},
+		},
+	}[b.kind]
+	for i, c := range list {
+		text := prose(fmt.Sprint("unread", i), 120)
+		body := func() m {
+			switch c.path {
+			case chats:
+				return chat(user(text))
+			case completions:
+				return completion(text)
+			}
+			return m{"text": text, "sampling_params": m{"max_new_tokens": 4, "temperature": 0}}
+		}
+		first := b.predicted(c.path, c.path, body())
+		with := body()
+		maps.Copy(with, c.more)
+		if a := b.predicted(fmt.Sprint("with ", c.more), c.path, with); (a.cached > first.cached) != c.reads {
+			b.t.Errorf("%s with %v: got %d cached tokens, and %d the first time", c.path, c.more, a.cached, first.cached)
+		}
+		if a := b.predicted("without them", c.path, body()); a.cached <= first.cached {
+			b.t.Errorf("%s: got %d cached tokens, want those of the prompt", c.path, a.cached)
 		}
 	}
 }
