@@ -128,29 +128,34 @@ func (p *jsonParser) array(depth int) (Value, error) {
 		return List(nil), nil
 	}
 	start := len(p.items)
-	for {
+	for more := true; more; {
 		v, err := p.value(depth)
 		if err != nil {
 			return Value{}, err
 		}
 		p.items = append(p.items, v)
-		p.space()
-		if p.pos >= len(p.src) {
-			return Value{}, errors.New("expecting ',' delimiter")
-		}
-		switch p.src[p.pos] {
-		case ',':
-			p.pos++
-			p.space()
-		case ']':
-			p.pos++
-			items := append(make([]Value, 0, len(p.items)-start), p.items[start:]...)
-			p.items = p.items[:start]
-			return List(items), nil
-		default:
-			return Value{}, errors.New("expecting ',' delimiter")
+		if more, err = p.more(']'); err != nil {
+			return Value{}, err
 		}
 	}
+	items := append(make([]Value, 0, len(p.items)-start), p.items[start:]...)
+	p.items = p.items[:start]
+	return List(items), nil
+}
+
+// more reads what follows an element: a comma, or the end of what the element is in.
+func (p *jsonParser) more(end byte) (bool, error) {
+	p.space()
+	switch {
+	case p.pos < len(p.src) && p.src[p.pos] == ',':
+		p.pos++
+		p.space()
+		return true, nil
+	case p.pos < len(p.src) && p.src[p.pos] == end:
+		p.pos++
+		return false, nil
+	}
+	return false, errors.New("expecting ',' delimiter")
 }
 
 func (p *jsonParser) objectValue(depth int) (Value, error) {
@@ -164,7 +169,7 @@ func (p *jsonParser) objectValue(depth int) (Value, error) {
 		return FromDict(new(Dict)), nil
 	}
 	start := len(p.pairs)
-	for {
+	for more := true; more; {
 		if p.pos >= len(p.src) || p.src[p.pos] != '"' {
 			return Value{}, errors.New("expecting property name enclosed in double quotes")
 		}
@@ -183,23 +188,13 @@ func (p *jsonParser) objectValue(depth int) (Value, error) {
 			return Value{}, err
 		}
 		p.pairs = append(p.pairs, entry{String(key), v})
-		p.space()
-		if p.pos >= len(p.src) {
-			return Value{}, errors.New("expecting ',' delimiter")
-		}
-		switch p.src[p.pos] {
-		case ',':
-			p.pos++
-			p.space()
-		case '}':
-			p.pos++
-			d := dictOf(p.pairs[start:])
-			p.pairs = p.pairs[:start]
-			return FromDict(d), nil
-		default:
-			return Value{}, errors.New("expecting ',' delimiter")
+		if more, err = p.more('}'); err != nil {
+			return Value{}, err
 		}
 	}
+	d := dictOf(p.pairs[start:])
+	p.pairs = p.pairs[:start]
+	return FromDict(d), nil
 }
 
 // dictOf copies pairs with str keys; of duplicate keys the last one wins.
