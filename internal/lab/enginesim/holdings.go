@@ -120,38 +120,36 @@ type pulled struct {
 
 // servePull hands a prefilled prompt over, once; only those of one rank unless only is -1.
 func (e *Engine) servePull(only int) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) { e.handOver(w, r, only) }
-}
-
-func (e *Engine) handOver(w http.ResponseWriter, r *http.Request, only int) {
-	var p pull
-	if err := json.NewDecoder(r.Body).Decode(&p); err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), time.Duration(max(p.WaitMS, 1))*time.Millisecond)
-	defer cancel()
-	x := e.held.wait(ctx, p.Key)
-	switch {
-	case x == nil && r.Context().Err() != nil:
-		e.stats.count("pull given up")
-	case x == nil:
-		e.stats.count("violation: pull of an unknown request")
-		http.Error(w, "no blocks for "+p.Key, http.StatusNotFound)
-	case p.Engine != "" && p.Engine != e.engineID(x.rank):
-		e.stats.count("violation: wrong engine id")
-		http.Error(w, fmt.Sprintf("engine id %s, blocks are with %s", p.Engine, e.engineID(x.rank)), http.StatusConflict)
-	case only >= 0 && only != x.rank.local:
-		e.stats.count("violation: side channel of another rank")
-		http.Error(w, fmt.Sprintf("rank %d, blocks are with rank %d", only, x.rank.local), http.StatusConflict)
-	case p.Rank != nil && *p.Rank != x.rank.local:
-		e.stats.count("violation: wrong prefill rank")
-		http.Error(w, fmt.Sprintf("rank %d, blocks are with rank %d", *p.Rank, x.rank.local), http.StatusConflict)
-	case !e.held.remove(p.Key, x, true):
-		http.Error(w, "blocks are gone", http.StatusNotFound)
-	default:
-		e.stats.count("blocks handed over")
-		writeJSON(w, http.StatusOK, pulled{x.ids, x.rank.local, x.call, x.body})
+	return func(w http.ResponseWriter, r *http.Request) {
+		var p pull
+		if err := json.NewDecoder(r.Body).Decode(&p); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), time.Duration(max(p.WaitMS, 1))*time.Millisecond)
+		defer cancel()
+		x := e.held.wait(ctx, p.Key)
+		switch {
+		case x == nil && r.Context().Err() != nil:
+			e.stats.count("pull given up")
+		case x == nil:
+			e.stats.count("violation: pull of an unknown request")
+			http.Error(w, "no blocks for "+p.Key, http.StatusNotFound)
+		case p.Engine != "" && p.Engine != e.engineID(x.rank):
+			e.stats.count("violation: wrong engine id")
+			http.Error(w, fmt.Sprintf("engine id %s, blocks are with %s", p.Engine, e.engineID(x.rank)), http.StatusConflict)
+		case only >= 0 && only != x.rank.local:
+			e.stats.count("violation: side channel of another rank")
+			http.Error(w, fmt.Sprintf("rank %d, blocks are with rank %d", only, x.rank.local), http.StatusConflict)
+		case p.Rank != nil && *p.Rank != x.rank.local:
+			e.stats.count("violation: wrong prefill rank")
+			http.Error(w, fmt.Sprintf("rank %d, blocks are with rank %d", *p.Rank, x.rank.local), http.StatusConflict)
+		case !e.held.remove(p.Key, x, true):
+			http.Error(w, "blocks are gone", http.StatusNotFound)
+		default:
+			e.stats.count("blocks handed over")
+			writeJSON(w, http.StatusOK, pulled{x.ids, x.rank.local, x.call, x.body})
+		}
 	}
 }
 

@@ -86,13 +86,6 @@ func New(limit int64) *Cache {
 	return c
 }
 
-// Bytes returns the memory in use, in bytes, without recycled memory.
-func (c *Cache) Bytes() int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.bytes
-}
-
 var spaces atomic.Uint64
 
 // NewSpace returns a number that separates what one model keeps from what others keep.

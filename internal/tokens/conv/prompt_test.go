@@ -318,3 +318,10 @@ func TestSeedsReplaceEachOther(t *testing.T) {
 		t.Errorf("got %d lists, want %d", len(h), maxLists)
 	}
 }
+
+// Bytes returns the memory in use, in bytes, without recycled memory.
+func (c *Cache) Bytes() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.bytes
+}

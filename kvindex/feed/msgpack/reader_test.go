@@ -108,8 +108,8 @@ func TestUint32s(t *testing.T) {
 					t.Fatalf("got %v, want %v", got, want)
 				}
 			}
-			if tt.ok && r.Len() != 0 {
-				t.Fatalf("%d bytes left", r.Len())
+			if tt.ok && r.Offset() != len(b) {
+				t.Fatalf("read up to %d, want %d", r.Offset(), len(b))
 			}
 			if !tt.ok && r.Offset() != 0 {
 				t.Fatalf("moved to %d after an error", r.Offset())
