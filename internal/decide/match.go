@@ -105,7 +105,7 @@ func (j *job) textPrefix(in *input) {
 }
 
 // overlap asks the index which blocks of the prompt each target holds as of now, as far as the engine reads them. The target of
-// the answer that the request continues holds what comes before, whose tokens only the engine knows: then there are no blocks.
+// the answer that the request continues holds what comes before, whose tokens only the engine knows; the index has nothing of it.
 func (j *job) overlap(t *tokens) {
 	j.s.overlaps = j.s.overlaps[:0]
 	if j.cacheReads == 0 {
