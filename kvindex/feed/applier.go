@@ -131,6 +131,14 @@ func refused(err error) Reason {
 // it, the zero Cursor if it has none.
 func (a *applier) apply(payload []byte, c Cursor) {
 	b, err := a.dec.Decode(payload)
+	for b.Rest != nil {
+		a.part(b, nil, Cursor{}) // in between the position is not known
+		b, err = b.Rest()
+	}
+	a.part(b, err, c)
+}
+
+func (a *applier) part(b *Batch, err error, c Cursor) {
 	for _, d := range b.Dropped {
 		a.tally.dropped[d.Reason] += uint64(d.Count)
 	}

@@ -210,7 +210,10 @@ func (d *Decoder) field(r *msgpack.Reader, e *blockEvent, f field) bool {
 		e.hasParent = true
 		e.parent, err = readHash(r)
 	case fTokens:
-		at := len(d.tokens)
+		at, peek := len(d.tokens), *r
+		if n, _ := peek.Array(); n > maxTokens-at {
+			return false
+		}
 		d.tokens, err = r.Uint32s(d.tokens)
 		e.tokens = d.tokens[at:]
 	case fBlockSize:
@@ -245,10 +248,10 @@ func (d *Decoder) field(r *msgpack.Reader, e *blockEvent, f field) bool {
 
 func (d *Decoder) readHashes(r *msgpack.Reader, e *blockEvent) bool {
 	n, err := r.Array()
-	if err != nil {
+	at := len(d.hashes)
+	if err != nil || n > maxHashes-at {
 		return false
 	}
-	at := len(d.hashes)
 	for range n {
 		h, err := readHash(r)
 		if err != nil {
@@ -444,6 +447,8 @@ func (d *Decoder) blockKeys(r *msgpack.Reader, ev *kvindex.Event, block int, fir
 			tag, value, raw, ok := tuple(r)
 			switch {
 			case !ok:
+				return 0, false
+			case isMedium && len(d.media) >= maxHashes:
 				return 0, false
 			case isMedium && offset < int64(ev.BlockSize):
 				// One that began in an earlier block is part of that.

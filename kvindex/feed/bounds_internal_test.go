@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"io"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvlane/kvlane/kvindex"
 )
 
 // Clients choose salts, and engines publish them: long ones are not kept, short ones are.
@@ -42,8 +45,14 @@ func TestBuffersOfAHugePayloadAreNotKept(t *testing.T) {
 	d := NewDecoder(VLLM, 0)
 	decode := func(n int) {
 		t.Helper()
-		if b, err := d.Decode(payload(n)); err != nil || len(b.Events) != n {
-			t.Fatalf("got %d events, %v, want %d", len(b.Events), err, n)
+		b, err := d.Decode(payload(n))
+		got := len(b.Events)
+		for err == nil && b.Rest != nil {
+			b, err = b.Rest()
+			got += len(b.Events)
+		}
+		if err != nil || got != n {
+			t.Fatalf("got %d events, %v, want %d", got, err, n)
 		}
 	}
 	decode(1000)
@@ -58,14 +67,89 @@ func TestBuffersOfAHugePayloadAreNotKept(t *testing.T) {
 	}
 }
 
+// A large payload is decoded in parts: what it makes us allocate is little, whatever it has many of, and every part has its rank.
+func TestALargePayloadIsDecodedInParts(t *testing.T) {
+	text := func(s string) []byte { return append([]byte{0xa0 | byte(len(s))}, s...) }
+	list := func(n int, item ...byte) []byte {
+		return append([]byte{0xdd, byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}, bytes.Repeat(item, n)...)
+	}
+	removal := slices.Concat([]byte{0x92}, text("BlockRemoved"), []byte{0x91, 7})
+	stored := func(hashes, tokens, extra []byte, size byte) []byte {
+		return slices.Concat([]byte{0x99}, text("BlockStored"), hashes, []byte{0xc0}, tokens, []byte{size, 0xc0, 0xc0, 0xc0}, extra)
+	}
+	one, none := []byte{0x91, 1}, []byte{0xc0}
+	const many = 9 << 20 // more than maxTokens
+	for name, c := range map[string]struct {
+		n                 int
+		event             []byte
+		events, malformed int
+	}{
+		"removals":      {many / len(removal), removal, many / len(removal), 0},
+		"no events":     {many, []byte{0xc0}, 0, many},
+		"hashes":        {1, stored(list(many, 1), one, none, 1), 0, 1},
+		"tokens":        {1, stored(one, list(many, 1), none, 1), 0, 1},
+		"tokens, twice": {2, stored(list(1<<20, 1), list(1<<20, 1), none, 1), 2, 0}, // as many as an engine may send
+		"media":         {1, stored(one, one, slices.Concat([]byte{0x91}, list(many/4, 0x92, 0xa1, 'x', 0)), 1), 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			payload := slices.Concat([]byte{0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0}, list(c.n, c.event...), []byte{3})
+			d, events, malformed := NewDecoder(VLLM, 0), 0, 0
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			b, err := d.Decode(payload)
+			for {
+				events += len(b.Events)
+				for _, dropped := range b.Dropped {
+					malformed += dropped.Count
+				}
+				if b.Rank != 3 {
+					t.Fatalf("got rank %d of a part, want 3", b.Rank)
+				}
+				if err != nil || b.Rest == nil {
+					break
+				}
+				b, err = b.Rest()
+			}
+			runtime.ReadMemStats(&after)
+			if err != nil || events != c.events || malformed != c.malformed {
+				t.Errorf("got %d events, %d dropped, %v, want %d, %d", events, malformed, err, c.events, c.malformed)
+			}
+			if n := after.TotalAlloc - before.TotalAlloc; n > 120<<20 {
+				t.Errorf("got %d MiB allocated for a payload of %d MiB, want at most 120", n>>20, len(payload)>>20)
+			}
+		})
+	}
+}
+
+// A feed applies all parts of a large payload, the last one with its position.
+func TestAllPartsAreApplied(t *testing.T) {
+	const n = 100_000
+	removal := append([]byte{0x92, 0xac}, "BlockRemoved\x91\x07"...)
+	payload := slices.Concat([]byte{0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0xdd, 0, n >> 16, n >> 8 & 255, n & 255}, bytes.Repeat(removal, n), []byte{0xc0})
+	sink := &strict{t: t}
+	p := NewPlayer(Source{Worker: "w", Engine: VLLM, Rank: kvindex.NoRank}, sink)
+	for seq := range byte(2) {
+		if !p.Message([][]byte{nil, {0, 0, 0, 0, 0, 0, 0, seq}, payload}) {
+			t.Fatal("got no batch")
+		}
+	}
+	if got := p.a.tally.events; got != 2*n || len(p.Dropped()) > 0 {
+		t.Errorf("got %d events, %v dropped, want %d", got, p.Dropped(), 2*n)
+	}
+	parts, known := sink.parts, sink.known
+	if parts < 4 || known != 2 {
+		t.Errorf("got %d parts, %d with a position, want several of 2 batches", parts, known)
+	}
+}
+
 // What an event makes us allocate is a small multiple of its bytes, whatever it has many of.
 func TestAPolledEventNeedsBoundedMemory(t *testing.T) {
-	many := func(item string) string { return strings.Repeat(item+",", 4<<20/len(item)) + item }
+	many := func(item string) string { return strings.Repeat(item+",", 1<<20/len(item)) + item }
 	for name, data := range map[string]string{
 		"empty blocks": `"type":"stored","blocks":[` + many(`{}`) + `]`, "no blocks": `"type":"stored","blocks":[` + many(`null`) + `]`,
 		"tokens":     `"type":"stored","blocks":[{"block_hash":1,"tokens":[` + many(`1`) + `]}]`,
 		"media keys": `"type":"stored","blocks":[{"block_hash":1,"tokens":[1],"mm_keys":[` + strings.Repeat(`1,`, maxBlockText/3) + `1]}]`,
-		"hashes":     `"type":"removed","block_hashes":[` + many(`1`) + `]`,
+		"hashes":     `"type":"removed","block_hashes":[` + strings.Repeat(`1,`, 9*maxKept) + `1]`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			sink := &strict{t: t}
@@ -73,11 +157,11 @@ func TestAPolledEventNeedsBoundedMemory(t *testing.T) {
 			text := `[{"event_id":1,"data":{` + data + `}},{"event_id":2,"data":{"type":"removed","block_hashes":[1]}}]`
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			if err := feed.polled(strings.NewReader(text)); err != nil {
+			if err := feed.polled(strings.NewReader(text), maxPollEvent); err != nil {
 				t.Fatal(err)
 			}
 			runtime.ReadMemStats(&after)
-			if factor := float64(after.TotalAlloc-before.TotalAlloc) / float64(max(len(text), 4<<20)); factor > 20 {
+			if factor := float64(after.TotalAlloc-before.TotalAlloc) / float64(max(len(text), 1<<20)); factor > 20 {
 				t.Errorf("got %.0f bytes allocated for each byte of the event, want at most 20", factor)
 			}
 			if sink.events == 0 {
@@ -91,7 +175,7 @@ func TestAPolledEventIsBounded(t *testing.T) {
 	feed := pollingFeed(&strict{t: t})
 	small := `{"event_id":1,"data":{"type":"removed","block_hashes":[1]}},`
 	endless := io.MultiReader(strings.NewReader("["+strings.Repeat(small, 3)+`{"event_id":2,"x":"`), zeros{})
-	if err := feed.polled(endless); err == nil {
+	if err := feed.polled(endless, 1<<20); err == nil {
 		t.Error("got no error for an event without end")
 	}
 }
@@ -111,7 +195,7 @@ func TestALongErrorIsClipped(t *testing.T) {
 	feed := pollingFeed(&strict{t: t})
 	long := strings.Repeat("z", 1<<20)
 	for _, event := range []string{`{"data":{"type":"removed","block_hashes":["` + long + `"]}}`, `{"hash_algo":"` + long + `","data":{"type":"created"}}`} {
-		if err := feed.polled(strings.NewReader("[" + event + "]")); err != nil {
+		if err := feed.polled(strings.NewReader("["+event+"]"), maxPollEvent); err != nil {
 			t.Fatal(err)
 		}
 	}

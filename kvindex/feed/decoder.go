@@ -28,6 +28,8 @@ type Batch struct {
 	// Events are the changes in order. They and their slices are valid until the
 	// next Decode of the same Decoder.
 	Events []kvindex.Event
+	// Rest decodes the next part of a large payload; nil after the last one.
+	Rest func() (*Batch, error)
 	// Dropped counts the events that are not in Events, by reason.
 	Dropped []Drop
 }
@@ -52,6 +54,10 @@ type Decoder struct {
 	extra  []uint64
 	media  []kvindex.Medium
 	names  interner
+	// rest are the events that follow, and left is their number, if a payload is decoded in parts.
+	parts bool
+	rest  msgpack.Reader
+	left  int
 	// otherGroups are the groups known not to be main attention.
 	otherGroups map[int32]bool
 	trt         trtState
@@ -77,6 +83,7 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 		return &d.batch, d.decodeJSON(payload)
 	}
 	r := msgpack.NewReader(payload)
+	d.parts, d.left = len(payload) > maxWhole, 0
 	var err error
 	switch r.Kind() {
 	case msgpack.Array:
@@ -86,18 +93,43 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 	default:
 		err = fmt.Errorf("%w: neither array nor map", ErrBatch)
 	}
+	if err == nil && d.left > 0 {
+		return d.part()
+	}
 	return &d.batch, err
+}
+
+// part decodes the next events of a large payload.
+func (d *Decoder) part() (*Batch, error) {
+	at, rank := d.batch.Time, d.batch.Rank
+	d.reset()
+	d.batch.Time, d.batch.Rank = at, rank
+	for d.left > 0 && max(len(d.batch.Events), len(d.hashes)/16, len(d.tokens)/16, len(d.media)) < maxPart {
+		d.left--
+		if err := d.next(&d.rest); err != nil {
+			d.left = 0
+			return &d.batch, err
+		}
+	}
+	if d.left > 0 {
+		d.batch.Rest = d.part
+	}
+	return &d.batch, nil
 }
 
 // maxKept bounds the elements of each buffer that is kept for the next payload. A stored event of a long prompt has as many
 // tokens; one of 64 MiB may have needed a gigabyte.
 const maxKept = 1 << 17
 
+// Payloads of more than maxWhole bytes are decoded in parts, which end with the event that fills one: its arrays may take
+// 20 times the bytes of the payload. Longer arrays of an event are malformed.
+const maxWhole, maxPart, maxHashes, maxTokens = 1 << 20, maxKept / 16, 8 * maxKept, 64 * maxKept
+
 func (d *Decoder) reset() {
 	if max(cap(d.batch.Events), cap(d.hashes), cap(d.tokens), cap(d.extra), cap(d.media)) > maxKept {
 		d.batch.Events, d.hashes, d.tokens, d.extra, d.media = nil, nil, nil, nil, nil
 	}
-	d.batch.Time, d.batch.Rank = 0, kvindex.NoRank
+	d.batch.Time, d.batch.Rank, d.batch.Rest = 0, kvindex.NoRank, nil
 	d.batch.Events, d.batch.Dropped = d.batch.Events[:0], d.batch.Dropped[:0]
 	d.hashes, d.tokens, d.extra, d.media = d.hashes[:0], d.tokens[:0], d.extra[:0], d.media[:0]
 }
@@ -172,17 +204,33 @@ func (d *Decoder) events(r *msgpack.Reader) error {
 	if err != nil {
 		return fmt.Errorf("%w: events: %w", ErrBatch, err)
 	}
+	if d.parts { // the rank follows the events, and each part needs it
+		d.rest, d.left = *r, n
+	}
 	for range n {
-		at := *r
-		if d.event(r) {
-			continue
+		if !d.parts {
+			err = d.next(r)
+		} else if err = r.Skip(); err != nil {
+			err = fmt.Errorf("%w: an event is cut off: %w", ErrBatch, err)
 		}
-		// Whatever is wrong inside an event, the next one starts after it.
-		*r = at
-		d.drop(Malformed)
-		if err := r.Skip(); err != nil {
-			return fmt.Errorf("%w: an event is cut off: %w", ErrBatch, err)
+		if err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// next decodes an event, or drops it.
+func (d *Decoder) next(r *msgpack.Reader) error {
+	at := *r
+	if d.event(r) {
+		return nil
+	}
+	// Whatever is wrong inside an event, the next one starts after it.
+	*r = at
+	d.drop(Malformed)
+	if err := r.Skip(); err != nil {
+		return fmt.Errorf("%w: an event is cut off: %w", ErrBatch, err)
 	}
 	return nil
 }

@@ -23,6 +23,8 @@ type strict struct {
 	targets map[kvindex.Target]bool
 	inside  bool
 	events  int
+	// parts are the batches, and parts of large ones; known have a position.
+	parts, known int
 }
 
 func (s *strict) see(t kvindex.Target) {
@@ -54,7 +56,13 @@ func (s *strict) Clear(t kvindex.Target, _ Reason)          { s.see(t); s.outsid
 func (s *strict) State(t kvindex.Target, _ State, _ Reason) { s.see(t); s.outside("State") }
 func (s *strict) Warn(t kvindex.Target, _ Reason, _ string) { s.see(t) }
 func (s *strict) BeginBatch(t kvindex.Target)               { s.see(t); s.outside("BeginBatch"); s.inside = true }
-func (s *strict) EndBatch(t kvindex.Target, _ Cursor)       { s.see(t); s.inside = false }
+func (s *strict) EndBatch(t kvindex.Target, c Cursor) {
+	s.see(t)
+	s.inside = false
+	if s.parts++; c != (Cursor{}) {
+		s.known++
+	}
+}
 
 func pollingFeed(sink Sink) *Feed {
 	f := &Feed{src: Source{Worker: "w", Engine: TRTLLM, RankFromBatch: true, Machine: MachineConfig{Polled: true}}, byRank: map[int32]*applier{}, tally: newTally()}
@@ -74,8 +82,8 @@ func FuzzPolled(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		sink := &strict{t: t}
 		feed := pollingFeed(sink)
-		err := feed.polled(bytes.NewReader(body))
-		if again := feed.polled(bytes.NewReader(body)); (err == nil) != (again == nil) {
+		err := feed.polled(bytes.NewReader(body), maxPollEvent)
+		if again := feed.polled(bytes.NewReader(body), maxPollEvent); (err == nil) != (again == nil) {
 			t.Fatalf("got %v, then %v", err, again)
 		}
 		if json.Valid(body) && err != nil && bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
@@ -94,7 +102,7 @@ func TestRanksOfAPollAreBounded(t *testing.T) {
 	sink := &strict{t: t}
 	feed := pollingFeed(sink)
 	for rank := range 3 * maxRanks {
-		if err := feed.polled(strings.NewReader(fmt.Sprintf(`[{"event_id":%d,"attention_dp_rank":%d,"data":{"type":"removed","block_hashes":[1]}}]`, rank, rank))); err != nil {
+		if err := feed.polled(strings.NewReader(fmt.Sprintf(`[{"event_id":%d,"attention_dp_rank":%d,"data":{"type":"removed","block_hashes":[1]}}]`, rank, rank)), maxPollEvent); err != nil {
 			t.Fatal(err)
 		}
 	}

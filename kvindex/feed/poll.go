@@ -91,12 +91,12 @@ func (f *Feed) pollOnce(ctx context.Context, client *http.Client) error {
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("poll: status %d", resp.StatusCode)
 	}
-	return f.polled(io.LimitReader(resp.Body, maxPollBody))
+	return f.polled(io.LimitReader(resp.Body, maxPollBody), maxPollEvent)
 }
 
-// polled applies the events of one answer, a JSON array, as they arrive.
-func (f *Feed) polled(body io.Reader) error {
-	event := &io.LimitedReader{R: body, N: maxPollEvent}
+// polled applies the events of one answer, a JSON array, as they arrive. most bounds an event in bytes.
+func (f *Feed) polled(body io.Reader, most int64) error {
+	event := &io.LimitedReader{R: body, N: most}
 	dec := json.NewDecoder(event)
 	if t, err := dec.Token(); err != nil || t != json.Delim('[') {
 		return errors.New("poll: answer is not a JSON array")
@@ -120,7 +120,7 @@ func (f *Feed) polled(body io.Reader) error {
 		if err != nil {
 			return fmt.Errorf("poll: %w", err)
 		}
-		event.N = maxPollEvent
+		event.N = most
 	}
 	return nil
 }
