@@ -34,8 +34,10 @@ const (
 const (
 	maxPeers    = 256
 	maxBookings = 1 << 18 // of one replica
+	maxCopies   = 1 << 20 // of all: a process with the secret may make replicas up
 	maxHeld     = 4096    // messages held while a state of one replica is on its way
 	maxHeldSize = 16 << 20
+	maxAllHeld  = 4 * maxHeldSize
 	maxBatch    = 4096 // changes to be sent
 )
 
@@ -94,6 +96,8 @@ type Core struct {
 	out    []Out
 
 	peers    map[string]*peer
+	free     int  // bookings that may still be copied
+	greeted  bool // a heartbeat answers hellos since the last Take
 	requests uint64
 	legs     [numLegs]*bindings
 	retry    bool // a target is new here
@@ -237,7 +241,7 @@ func (c *Core) heartbeat() {
 func (c *Core) Take() []Out {
 	c.flush()
 	out := c.out
-	c.out = nil
+	c.out, c.greeted = nil, false
 	for i := range out {
 		if out[i].Build == nil && out[i].To == "" {
 			c.number++

@@ -524,6 +524,80 @@ func TestLedgersAreBounded(t *testing.T) {
 	}
 }
 
+// A process that has the secret and makes up replicas has as much memory as a few.
+func TestReplicasThatAreMadeUpShareABound(t *testing.T) {
+	_, b := pair(t)
+	now, clock := time.Duration(0), b.clock
+	send := func(id string, m *message) {
+		m.Version, m.Replica, m.Clock = 1, id, clock
+		b.Receive(now, m, "")
+	}
+	const each = 4096
+	for i := range uint64(maxCopies/each + 2) {
+		id := fmt.Sprint("x", i%200)
+		from, p := i/200*each, b.peers[id]
+		if p == nil {
+			send(id, &message{})
+			p = b.peers[id]
+		}
+		m := &message{Seq: p.seq, Targets: []*kvlanev1.ReplicaTarget{{Worker: "gone"}}}
+		for n := range uint64(each) {
+			m.Booked = append(m.Booked, &kvlanev1.ReplicaBooking{Id: from + n + 1, Decode: 1})
+		}
+		if p.request != 0 { // as its state
+			m.StatePart = &kvlanev1.ReplicaStatePart{Id: p.request, Parts: 1}
+		} else {
+			m.Seq++
+		}
+		send(id, m)
+	}
+	copies := 0
+	for _, p := range b.peers {
+		copies += len(p.ledger) + len(p.incoming)
+	}
+	if copies != maxCopies || b.stats.Refused == 0 {
+		t.Errorf("got %d copies and %d refused, want %d and some", copies, b.stats.Refused, maxCopies)
+	}
+	for _, p := range b.peersInOrder() { // what has ended makes room
+		b.drop(now, p)
+	}
+	refused := b.stats.Refused
+	send("new", &message{})
+	send("new", &message{StatePart: &kvlanev1.ReplicaStatePart{Id: b.peers["new"].request, Parts: 1}, Targets: []*kvlanev1.ReplicaTarget{{Worker: "gone"}},
+		Booked: []*kvlanev1.ReplicaBooking{{Id: 1, Decode: 1}}})
+	if n := len(b.peers["new"].ledger); n != 1 || b.stats.Refused != refused {
+		t.Errorf("got %d copies of a new replica, %d refused, want its one, %d", n, b.stats.Refused, refused)
+	}
+}
+
+// Hellos that arrive together are answered by one heartbeat, which goes to all.
+func TestAFloodOfHellosHasOneAnswer(t *testing.T) {
+	_, b := pair(t)
+	b.Take()
+	for range 2 {
+		for i := range 1000 {
+			b.Receive(0, &message{Version: 1, Replica: "a", Clock: b.clock, Hello: true, Number: b.peers["a"].number + uint64(i) + 1}, "")
+		}
+		if out := b.Take(); len(out) != 1 || out[0].Message.GetSum() == nil {
+			t.Errorf("got %d messages for 1,000 hellos, want one heartbeat", len(out))
+		}
+	}
+}
+
+// Each stored binding may be somewhat later than the one before: all together they do not exhaust the clock.
+func TestStoredTimesDoNotAddUp(t *testing.T) {
+	a, _ := pair(t)
+	until := a.clock + maxClockJump/2
+	for i := range uint64(10) {
+		clock := a.clock + maxClockJump/4
+		a.restore([]*message{{Version: 1, Replica: "s", Clock: clock, Targets: []*kvlanev1.ReplicaTarget{{Worker: "wa", Rank: 1}},
+			Conversations: []*kvlanev1.ReplicaConversation{{Hi: 1, Lo: i + 1, Target: 1, Time: clock, Origin: "s"}}}}, until)
+	}
+	if n := len(a.legs[0].byKey); n != 1 || a.clock > until {
+		t.Errorf("got %d bindings at time %d, want the first, until %d", n, a.clock, until)
+	}
+}
+
 func TestStatePartWithoutARequest(t *testing.T) {
 	_, b := pair(t)
 	p := b.peers["a"]
@@ -930,11 +1004,12 @@ func TestExtremeBindingsLeaveMessagesThatOthersAccept(t *testing.T) {
 		}
 	}
 	a, b := pair(t)
-	a.restore([]*message{stored(1000)})
+	until := a.clock + maxClockJump/2
+	a.restore([]*message{stored(1000)}, until)
 	if len(a.legs[0].byKey) != 1 || a.stats.Malformed != 0 {
 		t.Errorf("a stored binding: got %d conversations, %d malformed, want 1 and 0", len(a.legs[0].byKey), a.stats.Malformed)
 	}
-	a.restore([]*message{stored(1<<62 - 1)})
+	a.restore([]*message{stored(1<<62 - 1)}, until)
 	if a.stats.Malformed != 1 || a.clock > maxClockJump {
 		t.Errorf("a stored binding at the end of the clock: got %d malformed and the clock %d, want 1 and the clock as it was", a.stats.Malformed, a.clock)
 	}
@@ -975,6 +1050,17 @@ func TestHeldMessagesAreBounded(t *testing.T) {
 	}
 	if b.stats.Gaps != first.Gaps || p.request == 0 {
 		t.Errorf("got %d gaps and request %d, want %d and one that is outstanding", b.stats.Gaps, p.request, first.Gaps)
+	}
+	p.held, p.heldSize = nil, 0
+	for i := range maxAllHeld / maxHeldSize {
+		if !b.hold(p, m) {
+			t.Errorf("got a message not held beside %d replicas, want it held", i)
+		}
+		p.held, p.heldSize = nil, 0
+		b.peers[fmt.Sprint("x", i)] = &peer{heldSize: maxHeldSize}
+	}
+	if b.hold(p, m) {
+		t.Error("got a message held beyond the bound of all replicas")
 	}
 }
 

@@ -49,8 +49,13 @@ type peer struct {
 
 // hold keeps a message until the state has arrived. It keeps none and returns false if there
 // are too many: the state has to be asked for again.
-func (p *peer) hold(m *kvlanev1.ReplicaMessage) bool {
-	if p.heldSize += proto.Size(m); len(p.held) >= maxHeld || p.heldSize > maxHeldSize {
+func (c *Core) hold(p *peer, m *kvlanev1.ReplicaMessage) bool {
+	p.heldSize += proto.Size(m)
+	all := 0
+	for _, q := range c.peers {
+		all += q.heldSize
+	}
+	if len(p.held) >= maxHeld || p.heldSize > maxHeldSize || all > maxAllHeld {
 		p.held, p.heldSize = nil, 0
 		return false
 	}
@@ -69,6 +74,10 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 	}
 	c.stats.Received++
 	c.clock = max(c.clock, m.GetClock())
+	c.free = maxCopies
+	for _, p := range c.peers {
+		c.free -= len(p.ledger) + len(p.incoming)
+	}
 	p := c.peers[m.GetReplica()]
 	if m.GetStatePart() != nil {
 		c.part(now, p, m)
@@ -102,7 +111,8 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 		p.left = true // a process that starts has another id
 		return
 	}
-	if m.GetHello() {
+	if m.GetHello() && !c.greeted {
+		c.greeted = true
 		c.heartbeat()
 	}
 	if r != nil {
@@ -158,7 +168,7 @@ func hasChanges(m *kvlanev1.ReplicaMessage) bool {
 func (c *Core) changes(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	switch {
 	case p.request != 0:
-		if !p.hold(m) {
+		if !c.hold(p, m) {
 			c.ask(now, p)
 		}
 	case m.GetSeq() <= p.seq:
@@ -167,7 +177,7 @@ func (c *Core) changes(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 		c.apply(now, p, m)
 	default:
 		c.stats.Gaps++
-		p.hold(m)
+		c.hold(p, m)
 		c.ask(now, p)
 	}
 }
@@ -278,7 +288,8 @@ func (c *Core) part(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	p.asked = now
 	p.next++
 	for _, b := range m.GetBooked() {
-		if len(p.incoming) < maxBookings {
+		if len(p.incoming) < maxBookings && c.free > 0 {
+			c.free--
 			p.incoming[routing.ReservationID(b.GetId())] = bookingOf(m, b)
 		}
 	}
@@ -297,10 +308,11 @@ func (c *Core) install(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 			c.release(now, p, id, true)
 		}
 	}
+	c.free = max(c.free, 0) + len(p.incoming)
+	p.full = len(p.incoming) >= maxBookings || c.free <= len(p.incoming)
 	for _, b := range sorted(p.incoming) {
 		c.book(now, p, b)
 	}
-	p.full = len(p.incoming) >= maxBookings
 	p.request, p.incoming = 0, nil
 	p.live, p.seq, p.clock, c.changed = true, m.GetSeq(), m.GetClock(), now
 	held := p.held
@@ -355,11 +367,12 @@ func (c *Core) book(now time.Duration, p *peer, told routing.Booking) {
 		}
 		c.release(now, p, b.ID, true)
 	}
-	if len(p.ledger) >= maxBookings {
+	if len(p.ledger) >= maxBookings || c.free <= 0 {
 		c.stats.Refused++
 		p.full = true
 		return
 	}
+	c.free--
 	entry := &copied{Booking: b, applied: c.router.ApplyRemote(now, told)}
 	if !entry.applied {
 		p.missing++

@@ -99,13 +99,14 @@ func (c *Core) saveAll(lost bool) {
 	slices.Reverse(c.saving.queue)
 }
 
-// restore merges stored bindings.
-func (c *Core) restore(messages []*kvlanev1.ReplicaMessage) {
+// restore merges stored bindings up to a logical time: others would refuse all later messages of this replica.
+func (c *Core) restore(messages []*kvlanev1.ReplicaMessage, until uint64) {
 	kept := c.saving
 	c.saving.after = 0
 	for _, m := range messages {
-		if !c.plausible(m) {
-			continue // others would refuse all later messages of this replica
+		if m.GetClock() > until {
+			c.stats.Malformed++
+			continue
 		}
 		for _, v := range m.GetConversations() {
 			c.join(m, v)
@@ -340,6 +341,8 @@ func (n *Node) restore(ctx context.Context) error {
 	}
 	defer func() { _ = w.Stop() }()
 	var batch []*kvlanev1.ReplicaMessage
+	var until uint64
+	n.o.Update(func(*routing.Router, time.Duration) { until = n.core.clock + maxClockJump/2 })
 	count := 0
 	for {
 		var e jetstream.KeyValueEntry
@@ -358,7 +361,7 @@ func (n *Node) restore(ctx context.Context) error {
 			count++
 		}
 		if e == nil || len(batch) == saveBatch {
-			n.o.Update(func(*routing.Router, time.Duration) { n.core.restore(batch) })
+			n.o.Update(func(*routing.Router, time.Duration) { n.core.restore(batch, until) })
 			batch = batch[:0]
 		}
 		if e == nil {
