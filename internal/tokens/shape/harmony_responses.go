@@ -85,11 +85,11 @@ func harmonyTools(in input, chat *encoders.Chat) (partial string, err error) {
 	choice, err := in.value(body.FieldToolChoice)
 	name, _ := choice.AsString()
 	d, _ := choice.AsDict()
-	called := func(t jinja.Value) bool { return toolName(t) == textAt(d, "name") }
+	others := slices.DeleteFunc(slices.Clone(chat.Tools), func(t jinja.Value) bool { return toolName(t) == textAt(d, "name") })
 	switch {
 	case err != nil, in.Raw(body.FieldToolChoice) == nil, name == "auto", name == "none", name == "required" && len(tools) > 0:
 		return "", err
-	case name == "required", textAt(d, "type") == "function" && !slices.ContainsFunc(chat.Tools, called):
+	case name == "required", textAt(d, "type") == "function" && len(others) != len(chat.Tools)-1: // none, or several
 		return "", refuse("The tool of 'tool_choice' is not in 'tools'. (parameter=tool_choice)")
 	case textAt(d, "type") != "function":
 		return "", encoders.ErrMissing
