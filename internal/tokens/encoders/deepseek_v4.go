@@ -186,7 +186,7 @@ func v4Merged(c *Chat, given []jinja.Value, v41 bool) (out []v4Message, err erro
 				m.tools = nil
 			}
 		}
-		if m.role == "user" && m.unread == nil {
+		if m.role == "user" && (v41 || m.unread == nil) { // version 4.1 drops the tools of a message that is appended
 			last := len(out) - 1
 			if last >= 0 && out[last].role == "user" && (part.result || out[last].task == "") {
 				out[last].parts = append(out[last].parts, part)

@@ -324,7 +324,7 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 				wrapped = append(wrapped, parts[i])
 				continue
 			}
-			text, media, err := s.part(parts[i], s.read || s.references && !slices.Contains(vllmRoles, role))
+			text, media, err := s.part(parts[i], s.read && !flatten || s.references && !slices.Contains(vllmRoles, role))
 			if err != nil {
 				return v, err
 			}
