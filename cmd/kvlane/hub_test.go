@@ -216,7 +216,7 @@ func TestARefusedTokenizerIsAWarning(t *testing.T) {
 		if _, warning, _ := strings.Cut(readyz, "ok\n"); code != 0 || errs != "" || !strings.HasSuffix(terminal, warning) {
 			t.Errorf("status: got code %d, %s%s, want %q at its end", code, terminal, errs, warning)
 		}
-		return readyz, metrics
+		return strings.Replace(readyz, noWorkers, "", 1), metrics
 	}
 	const series, refused = `kvlane_worker_warnings{reason="no_tokenizer",worker=""} 1`, `kvlane_worker_warnings{reason="tokenizer_refused",worker=""} 1`
 	const fromHub = ", tokenizer: \"hf:Org/Model\""
@@ -305,21 +305,28 @@ func TestServeAsksAHubAgain(t *testing.T) {
 	defer func(patience, first, last time.Duration) { hubPatience, retryFirst, retryLast = patience, first, last }(hubPatience, retryFirst, retryLast)
 	hubPatience, retryFirst, retryLast = 2*time.Second, 10*time.Millisecond, 40*time.Millisecond
 	for name, later := range map[string]int32{"answers later": 0, "refuses later": 404} {
-		t.Run(name, func(t *testing.T) { asksAgain(t, later) })
+		t.Run(name, func(t *testing.T) { asksAgain(t, false, later) })
+		t.Run("for a changed file, "+name, func(t *testing.T) { asksAgain(t, true, later) })
 	}
 }
 
-func asksAgain(t *testing.T, later int32) {
+// asksAgain asks a hub that is away, and later answers with a status (0: 200), from the start or from a change of the file.
+func asksAgain(t *testing.T, changed bool, later int32) {
 	status, requests := hubOf(t, qwen3(t))
 	status.Store(503)
-	_, admin, _, _ := served(t, "models: [{name: m, tokenizer: \"hf:Org/Model\"}]\n")
+	const fromHub, waits = ", tokenizer: \"hf:Org/Model\"", "the hub is asked again, at least every 40ms"
+	text := "models: [{name: m" + fromHub + "}]\n"
+	first, before := text, "model m is routed by load: "
+	if changed {
+		first, before = strings.Replace(text, fromHub, "", 1), "the configuration on disk is rejected, the running one stays: "
+	}
+	_, admin, _, write := served(t, first)
 	ready := "http://" + admin + "/readyz"
-	until(t, ready, func(_ int, body string) bool {
-		return strings.Contains(body, "model m is routed by load: ") && strings.Contains(body, "the hub is asked again, at least every 40ms")
-	})
+	write(text)
+	until(t, ready, func(_ int, body string) bool { return strings.Contains(body, before) && strings.Contains(body, waits) })
 	status.Store(later)
 	until(t, ready, func(_ int, body string) bool {
-		return !strings.Contains(body, "asked again") && (body == "ok\n") == (later == 0)
+		return !strings.Contains(body, "asked again") && (body == "ok\n"+noWorkers) == (later == 0)
 	})
 
 	asked := requests.Load()

@@ -45,11 +45,13 @@ func loadModels(ctx context.Context, c *config.Config, metrics *observe.Metrics,
 	return list, nil
 }
 
+func askedAgain() string { return fmt.Sprintf("the hub is asked again, at least every %s", retryLast) }
+
 // refuse notes why a model has no tokenizer.
 func refuse(c *config.Config, i int, s *fleet.Model, err error, log zerolog.Logger) {
 	again := "it is read again when Kvlane starts or its keys change"
 	if s.Away = hubAway(err); s.Away {
-		again = fmt.Sprintf("the hub is asked again, at least every %s", retryLast)
+		again = askedAgain()
 	}
 	s.Refused = partProblem(c, i, err).Message + "; " + again
 	instead := "this model is routed by load"
@@ -126,7 +128,11 @@ func (s *service) reloadModels(ctx context.Context, c *config.Config, keys []str
 		}
 		m, err := newModel(ctx, c.Models[i], s.metrics, s.log)
 		if err != nil {
-			return nil, config.ProblemsError{partProblem(c, i, err)}
+			why := partProblem(c, i, err)
+			if s.waits = hubAway(err); s.waits {
+				why.Message += "; " + askedAgain()
+			}
+			return nil, config.ProblemsError{why}
 		}
 		list[i] = m
 	}

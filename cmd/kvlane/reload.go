@@ -18,6 +18,7 @@ var reloadPoll = time.Second
 // reload takes a changed configuration over, whole or not at all. load returns it. It gives up loading tokenizers when ctx ends.
 func (s *service) reload(ctx context.Context, file string, load func() (*config.Config, []config.Problem, error)) {
 	result := "taken"
+	s.waits = false
 	defer func() {
 		if ctx.Err() == nil {
 			s.metrics.Reloads.WithLabelValues(result).Inc()

@@ -80,7 +80,7 @@ func TestServeReloads(t *testing.T) {
 	write("debug", 7, "# as it runs\n")
 	until(t, "http://"+admin+"/metrics", metric(`kvlane_config_reloads_total{result="unchanged"} 1`))
 	until(t, "http://"+admin+"/metrics", metric("kvlane_config_rejected 0"))
-	if _, body := page(t, "http://"+admin+"/readyz"); body != "ok\n" {
+	if _, body := page(t, "http://"+admin+"/readyz"); body != "ok\n"+noWorkers {
 		t.Errorf("/readyz: got %q, want no warning of what was rejected before", body)
 	}
 }

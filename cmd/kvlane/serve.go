@@ -94,13 +94,22 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	retry := time.NewTimer(wait)
 	defer retry.Stop()
 	asked := make(chan func(), 1)
+	reload := func() {
+		if s.reload(ctx, *file, load); s.waits || away(s.models) {
+			retry.Reset(wait)
+		}
+	}
 	for serving := true; serving; {
 		select {
 		case <-hangUp:
-			s.reload(ctx, *file, load)
+			wait = retryFirst
+			reload()
 			continue
 		case <-retry.C:
-			if c, list := s.config.Load(), s.models; away(list) {
+			if s.waits {
+				wait = min(2*wait, retryLast)
+				reload()
+			} else if c, list := s.config.Load(), s.models; away(list) {
 				go func() {
 					list := askHubs(ctx, c, list, s.metrics, log)
 					asked <- func() { s.take(c, list) }
@@ -114,7 +123,8 @@ func runServe(ctx context.Context, io streams, args []string) error {
 			continue
 		case <-poll.C:
 			if _, changed, err := watch.Changed(); changed {
-				s.reload(ctx, *file, load)
+				wait = retryFirst
+				reload()
 			} else if err != nil && *file != "" {
 				log.Error().Err(err).Msg("the configuration cannot be read: the running one stays")
 			}
@@ -155,6 +165,7 @@ type service struct {
 	admin    net.Listener
 	config   atomic.Pointer[config.Config]
 	rejected atomic.Pointer[error] // of the last reload, nil if it was taken
+	waits    bool                  // the last reload was rejected because a hub was away; of the main loop
 	// generation counts the configurations taken, the first included.
 	generation atomic.Int64
 	metrics    *observe.Metrics
@@ -261,7 +272,14 @@ func bindable(c *config.Config) error {
 		path, ok := strings.CutPrefix(address, "unix:")
 		if _, err := os.Stat(filepath.Dir(path)); ok && !strings.HasPrefix(path, "@") && errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("%s: there is no folder %s here: make it before Kvlane starts", key, filepath.Dir(path))
+		} else if !ok || strings.HasPrefix(path, "@") {
+			continue
 		}
+		probe, err := os.CreateTemp(filepath.Dir(path), ".kvlane-*")
+		if err != nil {
+			return fmt.Errorf("%s: nothing can be created there: %w: the folder must belong to the user that runs Kvlane", key, err)
+		}
+		_ = errors.Join(probe.Close(), os.Remove(probe.Name()))
 	}
 	return envoy.CheckFree(c.Admin.Address, "--admin (or admin.address in the configuration)")
 }
@@ -531,8 +549,10 @@ func (s *service) becomeReady(ctx context.Context) {
 		s.peers.SetReady()
 	}
 	s.server.SetServing(true)
-	for _, pool := range s.kube.missing() {
-		s.log.Warn().Str("pool", pool).Msg("ready, but this InferencePool does not exist: requests for it are answered 503")
+	for _, w := range s.warnings() {
+		if w.Reason == "no_pool" || w.Reason == "no_workers" { // others are logged where they are found
+			s.log.Warn().Str("reason", w.Reason).Msg("ready, but " + w.Text)
+		}
 	}
 	s.log.Info().Dur("after_ms", time.Since(s.started)).Msg("ready")
 }

@@ -3,17 +3,23 @@ package main
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 )
+
+// noWorkers is in /readyz of a configuration without workers.
+const noWorkers = "warning: no worker is known (the configuration names none): requests are answered 503\n"
 
 // other is an engine that serves model demo, with these /metrics and ids of every prompt.
 func other(t *testing.T, metrics, ids string) string {
@@ -24,6 +30,9 @@ func other(t *testing.T, metrics, ids string) string {
 		case "/v1/models":
 			fmt.Fprint(w, `{"data": [{"id": "demo"}]}`)
 		case "/metrics":
+			if metrics == "none" {
+				http.NotFound(w, r)
+			}
 			fmt.Fprint(w, metrics)
 		case "/tokenize":
 			fmt.Fprintf(w, `{"count": 1, "max_model_len": 4096, "tokens": [%s]}`, ids)
@@ -45,6 +54,13 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 	engine := func(o enginesim.Options) *enginesim.Engine {
 		o.TokenizerFS, o.EventsEndpoint = files, "tcp://127.0.0.1:0"
 		e, err := enginesim.Start(context.Background(), o)
+		for tries := 0; o.Ranks > 1 && tries < 50 && (tries == 0 || err != nil); tries++ { // rank r publishes at port + r
+			if e != nil {
+				e.Close()
+			}
+			o.EventsEndpoint = fmt.Sprintf("tcp://127.0.0.1:%d", 20000+rand.IntN(10000))
+			e, err = enginesim.Start(context.Background(), o)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -61,8 +77,15 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 	otherName := engine(enginesim.Options{Model: "other"})
 	odd := engine(enginesim.Options{Model: "demo", BlockSize: 24})
 	untrue := engine(enginesim.Options{Model: "demo", Faults: enginesim.Faults{WrongBlockSize: 24}})
+	ranks := engine(enginesim.Options{Model: "demo", Ranks: 2})
+	later := engine(enginesim.Options{Model: "demo", Ranks: 2, StartRank: 4})
+	sglang := engine(enginesim.Options{Model: "demo", Engine: enginesim.SGLang, Ranks: 2})
+	of := func(e *enginesim.Engine, more string) string {
+		return fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}%s`, e.Addr(), e.EventsEndpoint(0), more)
+	}
 	good := fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, sim.Addr(), sim.EventsEndpoint(0))
 	events := fmt.Sprintf(`models: [demo], events: {endpoint: %q}`, sim.EventsEndpoint(0))
+	engineOf := map[bool]string{false: "vllm", true: "sglang"}
 	for _, c := range []struct {
 		name, worker string
 		// log and warning are parts of a log line and of a line of /readyz; reason is the metric's
@@ -71,6 +94,18 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 	}{
 		{"nothing", good, "", "", ""},
 		{"hash seed", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, otherSeed.Addr(), otherSeed.EventsEndpoint(0)), "", "", ""},
+		{"ranks as they are", of(ranks, ", ranks: 2"), "", "", ""},
+		{"ranks of one of several nodes", of(later, ", ranks: 2, start_rank: 4"), "", "", ""},
+		{"SGLang as it is", of(sglang, ", ranks: 2, engine: sglang"), "", "", ""},
+		{"no ranks", of(ranks, ""), "the engine has 2 data-parallel ranks, the worker is configured without", "only the first one's KV events are read; write ranks: 2", "other_ranks"},
+		{"too many ranks", of(ranks, ", ranks: 4"), "the engine has 2 data-parallel ranks, the worker is configured with 4", "requests for the others fail; write ranks: 2", "other_ranks"},
+		{"too few ranks", of(ranks, ", ranks: 1"), "the engine has 2 data-parallel ranks, the worker is configured with 1", "the others get no requests; write ranks: 2", "other_ranks"},
+		{"other first rank", of(later, ", ranks: 2"), "the engine's data-parallel ranks begin with 4, those of the worker with 0", "write start_rank: 4", "other_ranks"},
+		{"no ranks at SGLang", of(sglang, ", engine: sglang"), "the engine has 2 data-parallel ranks, the worker is configured without", "write ranks: 2", "other_ranks"},
+		{"SGLang taken for vLLM", of(sglang, ""), "the engine is sglang, the worker is configured as vllm", "write engine: sglang", "other_engine"},
+		{"vLLM taken for SGLang", of(sim, ", engine: sglang"), "the engine is vllm, the worker is configured as sglang", "write engine: vllm", "other_engine"},
+		{"a model for another engine", of(sglang, ", ranks: 2, engine: sglang"), "models[].engine of demo differs from the worker's, sglang", "never compared; write engine: sglang there, too", "model_of_other_engine"},
+		{"no load report", fmt.Sprintf(`address: %q, %s`, other(t, "none", "1"), events), "no load report: GET /metrics: status 404", "worker w: no load report", "no_load_report"},
 		{"wrong address", `address: "127.0.0.1:1", ` + events,
 			`"address":"127.0.0.1:1","ready":false,"error":"dial tcp 127.0.0.1:1: connect: connection refused"`,
 			"worker w: not ready at 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused", "not_ready"},
@@ -102,18 +137,19 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			tokenizer := ""
-			if c.reason == "" || c.reason == "no_events" || c.reason == "tokens_differ" { // for the others it would be loaded for nothing
+			if slices.Contains([]string{"", "no_events", "tokens_differ", "model_of_other_engine"}, c.reason) { // for the others it would be loaded for nothing
 				tokenizer = `, tokenizer: "builtin:qwen3"`
 			}
-			_, admin, log := started(t, fmt.Sprintf(`models: [{name: demo%s}]
+			_, admin, log := started(t, fmt.Sprintf(`models: [{name: demo%s, engine: %s}]
 workers:
   static: [{name: w, %s}]
   health: {every: 100ms, failures: 1, timeout: 1h}
   scrape: 100ms
-`, tokenizer, c.worker))
+`, tokenizer, engineOf[strings.HasPrefix(c.name, "SGLang as")], c.worker))
 			if c.reason == "" {
 				_, body := until(t, admin+"/metrics", func(_ int, body string) bool {
-					return strings.Contains(body, `kvlane_tokenizer_state{model="demo",state="agrees",worker="w"} 1`) && strings.Contains(body, `kvlane_feed_state{rank="",state="live",worker="w"} 1`)
+					return strings.Contains(body, `kvlane_tokenizer_state{model="demo",state="agrees",worker="w"} 1`) && strings.Contains(body, `,state="live",worker="w"} 1`) &&
+						!regexp.MustCompile(`state="(syncing|stale|gap)",worker="w"} 1`).MatchString(body)
 				})
 				if status, ready := page(t, admin+"/readyz"); status != http.StatusOK || ready != "ok\n" || strings.Contains(body, "kvlane_worker_warnings{") {
 					t.Errorf("got %d %q, want no warnings; log:\n%s", status, ready, log)
@@ -165,6 +201,17 @@ workers:
 	ready := admin + "/readyz"
 	const dns, noToken = "\nwarning: workers.dns no-such-host.invalid: name not resolved: the old list stays: lookup ", "\nwarning: requests that need the token of admin.token_file are refused: open "
 	until(t, ready, func(_ int, body string) bool { return strings.Contains(body, dns) && strings.Contains(body, noToken) })
+	nobody := "no worker is known (workers.dns no-such-host.invalid, workers.file " + file + "): requests are answered 503"
+	if _, body := page(t, ready); !strings.Contains(body, "\nwarning: "+nobody+"\n") {
+		t.Errorf("got %q, want that no worker is known", body)
+	}
+	const series = `kvlane_worker_warnings{reason="no_workers",worker=""} 1`
+	if _, body := page(t, strings.TrimSuffix(ready, "/readyz")+"/metrics"); !strings.Contains(body, series) {
+		t.Errorf("got no series %s", series)
+	}
+	until(t, ready, func(int, string) bool { return strings.Contains(log.String(), "ready, but "+nobody) })
+	write(file, "- address: 127.0.0.1:1\n")
+	until(t, ready, func(_ int, body string) bool { return !strings.Contains(body, nobody) })
 	write(file, "- addrexx: 10.0.0.1:8000\n")
 	write(token, "secret")
 	rejected := "\nwarning: workers.file " + file + ": workers file rejected: the old list stays: "

@@ -183,6 +183,21 @@ type Workers struct {
 // PushEndpoint is the endpoint of a worker whose events are pushed by relays over gRPC.
 const PushEndpoint = "push:"
 
+// Sources names where workers come from.
+func (w *Workers) Sources() string {
+	var names []string
+	for i := range w.DNS {
+		names = append(names, "workers.dns "+w.DNS[i].Name)
+	}
+	if w.File != "" {
+		names = append(names, "workers.file "+w.File)
+	}
+	if w.Kubernetes != nil {
+		names = append(names, "workers.kubernetes")
+	}
+	return cmp.Or(strings.Join(names, ", "), "the configuration names none")
+}
+
 // Worker is one engine process.
 type Worker struct {
 	Name      string            `yaml:"name" jsonschema_description:"Unique name; empty: the address."`

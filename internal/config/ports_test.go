@@ -80,6 +80,8 @@ func TestInspect(t *testing.T) {
 			main + `:4:9: workers.file[0].models[0]: no models[] entry is called "nobody": its requests are routed by load`,
 			main + `:4:9: workers.file[0].name: "a" is the name of workers.static[0], which is used instead`,
 		}},
+		"a model for another engine": {"models: [{name: m, tokenizer: t}, {name: n, tokenizer: t, engine: sglang}]\nworkers: {static: [{address: \"10.0.0.1:1\", engine: sglang, models: [m, n]}]}\n", "", []string{
+			main + `:2:69: workers.static[0].models[0]: "m" has models[].engine vllm, the worker engine sglang: ids are made as for another engine; write the same engine`}},
 		"pods without what their connector needs": {"disagg: {connector: nixl-push}\nworkers: {kubernetes: {pool: p, worker: {engine: vllm}}}\n", "", []string{
 			main + ":2:33: workers.kubernetes.worker.disagg: the connector nixl-push needs engine_id of a prefill worker, which this template does not have: each such pod has to have it as annotations"}},
 		"pods with it":        {"disagg: {connector: lmcache}\nworkers: {kubernetes: {pool: p, worker: {disagg: {receiver_host: $ip, receiver_init_ports: [1], receiver_alloc_ports: [2]}}}}\n", "", nil},

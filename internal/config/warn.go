@@ -157,11 +157,11 @@ func (c *Config) warn(listed []Worker, note report) {
 }
 
 func (c *Config) warnWorkers(listed []Worker, note report) {
-	known := map[string]bool{}
+	known, engines := map[string]bool{}, map[string]string{}
 	for i := range c.Models {
 		m := &c.Models[i]
 		for _, name := range m.names() {
-			known[name] = true
+			known[name], engines[name] = true, m.Engine
 		}
 		if m.Tokenizer == "" && m.Check.Renderer == "" {
 			note(item("models", i), "has no tokenizer: %q is routed by load", m.Name)
@@ -174,6 +174,8 @@ func (c *Config) warnWorkers(listed []Worker, note report) {
 		for i, name := range w.Models {
 			if len(known) > 0 && !known[name] {
 				note(item(w.path+".models", i), "no models[] entry is called %q: its requests are routed by load", name)
+			} else if known[name] && engines[name] != w.Engine {
+				note(item(w.path+".models", i), "%q has models[].engine %s, the worker engine %s: ids are made as for another engine; write the same engine", name, engines[name], w.Engine)
 			}
 		}
 		if w.Engine == "trtllm" && w.Ranks > 1 && w.RankBy == "header" && c.Disagg.Connector == "" {

@@ -213,27 +213,27 @@ func (s *Catalog) fill(lists map[string]listed) {
 }
 
 // askFor queries a worker for its models, when fewer than maxListing are queried, and keeps them.
-func (f *Fleet) askFor(ctx context.Context, m *Member) (names []string, err error) {
+func (f *Fleet) askFor(ctx context.Context, m *Member) (l listed, err error) {
 	select {
 	case f.listGate <- struct{}{}:
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return l, ctx.Err()
 	}
 	defer func() { <-f.listGate }()
 	list, err := f.catalog.asker.Models(ctx, "http://"+m.Address)
 	if err != nil {
-		return nil, err
+		return l, err
 	}
+	l = listed{generation: m.Generation, models: list, served: f.served(list)}
 	for i := range list {
-		names = append(names, list[i].ID)
+		l.names = append(l.names, list[i].ID)
 	}
-	l := listed{m.Generation, names, list, f.served(list)}
 	c := &f.catalog
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.listed[m.Name] = l
 	c.changes++
-	return names, nil
+	return l, nil
 }
 
 // served returns what a list says of the configured models, by name.

@@ -122,7 +122,7 @@ func (f *Fleet) SetWorkers(list []workers.Worker) {
 			m = &Member{Worker: w, Slots: m.Slots, feed: m.feed, counters: m.counters, answered: m.answered, blockSize: m.blockSize}
 		}
 		next.enter(m)
-		if before := old.members[w.Name]; w.Ready && len(w.Models) > 0 && (before == nil || !before.Ready || before.Generation != w.Generation) {
+		if before := old.members[w.Name]; w.Ready && (before == nil || !before.Ready || before.Generation != w.Generation) {
 			f.checkModels(m)
 		}
 	}

@@ -74,20 +74,85 @@ func (f *Fleet) EngineCache(worker string, c workers.EngineCache) {
 	}
 	f.doubt(m, "prefix_caching_off", text)
 	text = ""
+	if c.NoLoad != "" {
+		text = "no load report: " + c.NoLoad + ": what it runs besides Kvlane's requests is not known, nor its block size and ranks; start SGLang with --enable-metrics"
+	}
+	f.doubt(m, "no_load_report", text)
+	if c.BlockSize > 0 {
+		f.compareBlocks(m, c.BlockSize)
+	}
+	if c.Ranks > 0 && m.Engine == "vllm" { // SGLang's page has those of one node
+		f.compareRanks(m, c.FirstRank, c.Ranks)
+	}
+}
+
+func (f *Fleet) compareBlocks(m *Member, size int) {
+	text := ""
 	switch index := f.Config.Index.BlockSize; {
-	case c.BlockSize == 0:
-	case m.Events.Endpoint != "" && c.BlockSize%index != 0 && index%c.BlockSize != 0:
-		text = fmt.Sprintf("the engine's blocks of %[1]d tokens do not fit index.block_size %d: its KV events are refused; write an index.block_size that divides %[1]d", c.BlockSize, index)
-	case m.BlockSize > 0 && c.BlockSize != m.BlockSize:
-		text = fmt.Sprintf("the engine's blocks have %d tokens, the worker is configured with block_size %d: write block_size: %d, or leave it out", c.BlockSize, m.BlockSize, c.BlockSize)
+	case m.Events.Endpoint != "" && size%index != 0 && index%size != 0:
+		text = fmt.Sprintf("the engine's blocks of %[1]d tokens do not fit index.block_size %d: its KV events are refused; write an index.block_size that divides %[1]d", size, index)
+	case m.BlockSize > 0 && size != m.BlockSize:
+		text = fmt.Sprintf("the engine's blocks have %d tokens, the worker is configured with block_size %d: write block_size: %d, or leave it out", size, m.BlockSize, size)
 	}
 	f.doubt(m, "other_block_size", text)
 }
 
+// compareRanks compares the n ranks that an engine has from first on with those of the configuration.
+func (f *Fleet) compareRanks(m *Member, first, n int) {
+	text := ""
+	switch {
+	case m.RankBy == "port": // the other ranks have pages of their own
+	case m.Ranks == 0 && (n == 1 || m.RankBy == "none"): // with none the engine is to choose
+	case m.Ranks == 0:
+		text = fmt.Sprintf("the engine has %d data-parallel ranks, the worker is configured without: it chooses the rank itself, and only the first one's KV events are read; write ranks: %d", n, n)
+	case n > m.Ranks:
+		text = fmt.Sprintf("the engine has %d data-parallel ranks, the worker is configured with %d: the others get no requests; write ranks: %d", n, m.Ranks, n)
+	case n < m.Ranks:
+		text = fmt.Sprintf("the engine has %d data-parallel ranks, the worker is configured with %d: requests for the others fail; write ranks: %d", n, m.Ranks, n)
+	case first != m.StartRank:
+		text = fmt.Sprintf("the engine's data-parallel ranks begin with %d, those of the worker with %d: KV events and load of other ranks are not used; write start_rank: %d", first, m.StartRank, first)
+	}
+	f.doubt(m, "other_ranks", text)
+}
+
+// compareEngine looks whether a worker is the engine that its configuration names.
+func (f *Fleet) compareEngine(m *Member, list []workers.Listed) {
+	kind, text := "", ""
+	for i := range list {
+		kind = cmp.Or(kind, list[i].Engine())
+	}
+	if kind != "" && kind != m.Engine {
+		text = fmt.Sprintf("the engine is %[1]s, the worker is configured as %s: its prompts, ranks and load are taken for those of the wrong engine; write engine: %[1]s, here and in models", kind, m.Engine)
+	}
+	f.doubt(m, "other_engine", text)
+	if text != "" || kind != "sglang" {
+		return
+	}
+	if facts, err := f.catalog.asker.Ask(f.listContext, m.Address); err == nil && facts.Ranks > 0 {
+		f.compareBlocks(m, facts.BlockSize)
+		f.compareRanks(m, m.StartRank, facts.Ranks)
+	}
+}
+
 // checkMember looks for what a worker lacks. It returns without waiting for the engine.
 func (f *Fleet) checkMember(m *Member) {
-	exact := slices.ContainsFunc(f.models.Load().list, func(s *Model) bool { return s.Tokens != nil && serves(m.Models, s) })
-	text := "" // none any more, if the models have changed
+	exact := false
+	var others []string
+	for _, s := range f.models.Load().list {
+		if s.Tokens == nil || !serves(m.Models, s) {
+			continue
+		}
+		exact = true
+		if s.Engine.String() != m.Engine {
+			others = append(others, s.Config.Name)
+		}
+	}
+	text := ""
+	if len(others) > 0 {
+		text = fmt.Sprintf("models[].engine of %[1]s differs from the worker's, %[2]s: ids are made as for another engine and never compared; write engine: %[2]s there, too", strings.Join(others, ", "), m.Engine)
+	}
+	f.doubt(m, "model_of_other_engine", text)
+	text = "" // none any more, if the models have changed
 	if m.Events.Endpoint == "" && exact {
 		text = "no events.endpoint: what the engine caches is predicted from prompts sent there; start it with KV events and name their endpoint"
 	}
@@ -126,7 +191,11 @@ func (f *Fleet) nextCheck(name string) *Member {
 // askModels runs at most once for a worker.
 func (f *Fleet) askModels(name string) {
 	for m := f.nextCheck(name); m != nil; m = f.nextCheck(name) {
-		names, err := f.askFor(f.listContext, m)
+		l, err := f.askFor(f.listContext, m)
+		if err == nil {
+			f.compareEngine(m, l.models)
+		}
+		names := l.names
 		f.catalog.mu.Lock()
 		f.learnContexts(f.models.Load().list)
 		f.catalog.mu.Unlock()
@@ -157,6 +226,9 @@ func (f *Fleet) Warnings() []observe.Warning {
 	v := f.View()
 	add := func(worker, reason, format string, args ...any) {
 		out = append(out, observe.Warning{Worker: worker, Reason: reason, Text: observe.ClipTo(fmt.Sprintf(format, args...), observe.MaxText)})
+	}
+	if len(v.members) == 0 {
+		add("", "no_workers", "no worker is known (%s): requests are answered 503", f.Config.Workers.Sources())
 	}
 	for _, m := range v.members {
 		if !m.Ready {

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -81,5 +82,46 @@ func TestAWrongNameIsSaidOnce(t *testing.T) {
 			t.Errorf("%d names: got %q, want one warning of worker a, with %q, and that b's model has no entry", c.served, got, c.advice)
 		}
 		engine.Close()
+	}
+}
+
+// The ranks that an engine has are compared with those of the configuration, except where they cannot be known.
+func TestRanksAreCompared(t *testing.T) {
+	for _, c := range []struct {
+		ranks, start int
+		by, engine   string
+		first, has   int // what the engine says
+		want         string
+	}{
+		{ranks: 2, has: 2}, {ranks: 1, has: 1}, {has: 1}, {ranks: 2, start: 4, first: 4, has: 2},
+		{ranks: 2}, // no ranks are named
+		{ranks: 4, by: "port", has: 1},
+		{by: "none", has: 2},
+		{ranks: 2, engine: "trtllm", has: 1},
+		{has: 2, want: "write ranks: 2"},
+		{ranks: 2, by: "none", has: 4, want: "write ranks: 4"},
+		{ranks: 2, has: 1, want: "write ranks: 1"},
+		{ranks: 2, first: 2, has: 2, want: "write start_rank: 2"},
+	} {
+		w := worker("a", c.ranks)
+		w.Ready = false // not asked for its models
+		w.StartRank, w.RankBy, w.Engine = c.start, cmp.Or(c.by, "header"), cmp.Or(c.engine, "vllm")
+		f := newFleet(t, "", w)
+		f.EngineCache("a", workers.EngineCache{FirstRank: c.first, Ranks: c.has})
+		got := ""
+		for _, w := range f.Warnings() {
+			if w.Reason == "other_ranks" {
+				got = w.Text
+			}
+		}
+		if !strings.HasSuffix(got, c.want) || (got == "") != (c.want == "") {
+			t.Errorf("%+v: got %q", c, got)
+		}
+		f.EngineCache("a", workers.EngineCache{FirstRank: w.StartRank, Ranks: max(w.Ranks, 1)})
+		for _, w := range f.Warnings() {
+			if w.Reason == "other_ranks" {
+				t.Errorf("%+v: got %q after the engine has the ranks, want nothing", c, w.Text)
+			}
+		}
 	}
 }

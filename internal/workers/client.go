@@ -92,6 +92,19 @@ func parseLoads(page []byte, engine string) []RankLoad {
 	return out
 }
 
+// span returns the least rank that loads name, and how many they name.
+func span(loads []RankLoad) (first, ranks int) {
+	for _, l := range loads {
+		if l.Rank >= 0 && (ranks == 0 || int(l.Rank) < first) {
+			first = int(l.Rank)
+		}
+		if l.Rank >= 0 {
+			ranks++
+		}
+	}
+	return first, ranks
+}
+
 var (
 	cacheSeries = []byte(":cache_config_info{")
 	blockSize   = regexp.MustCompile(`[{,](?:block|page)_size="(\d+)"`)

@@ -126,6 +126,9 @@ func (l *Listed) Context() int {
 	return max(0, n)
 }
 
+// Engine is the kind of the engine, "" if the entry does not say.
+func (l *Listed) Engine() string { return owners[l.OwnedBy] }
+
 // Base is what the engine's --model is, "" if the engine does not say or for an adapter.
 func (l *Listed) Base() (root string) {
 	if l.Parent == nil || string(l.Parent) == "null" {
@@ -212,7 +215,7 @@ func readModels(f *Facts, body []byte, _ string) error {
 	}
 	for _, m := range list {
 		f.Models = append(f.Models, m.ID)
-		f.Engine = cmp.Or(f.Engine, owners[m.OwnedBy])
+		f.Engine = cmp.Or(f.Engine, m.Engine())
 	}
 	return nil
 }

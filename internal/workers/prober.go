@@ -49,10 +49,22 @@ func (p *prober) loads(ctx context.Context, address, engine string) (loads []Ran
 			return fmt.Errorf("GET /metrics: %w", err)
 		}
 		loads, p.cache = parseLoads(page.Bytes(), engine), parseCache(page.Bytes())
+		p.cache.FirstRank, p.cache.Ranks = span(loads)
 		return nil
 	})
+	if none, ok := errors.AsType[statusError](err); ok {
+		p.cache = EngineCache{NoLoad: none.Error()}
+	}
 	return loads, err
 }
+
+// statusError is an answer with another status than 2xx.
+type statusError struct {
+	path string
+	code int
+}
+
+func (e statusError) Error() string { return fmt.Sprintf("GET %s: status %d", e.path, e.code) }
 
 // maxHead bounds the bytes of an answer's head.
 const maxHead = 64 << 10
@@ -75,7 +87,7 @@ func (p *prober) get(ctx context.Context, address, path string, use func(*http.R
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode/100 != 2 {
-		err = fmt.Errorf("GET %s: status %d", path, resp.StatusCode)
+		err = statusError{path, resp.StatusCode}
 	} else {
 		err = use(resp)
 	}

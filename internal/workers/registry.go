@@ -45,11 +45,15 @@ type RankLoad struct {
 	KVUsage float64
 }
 
-// EngineCache is what an engine's /metrics say about its cache.
+// EngineCache is what an engine's /metrics say about its cache and its ranks.
 type EngineCache struct {
 	// BlockSize is in tokens; 0 if it is not reported.
 	BlockSize        int
 	PrefixCachingOff bool
+	// FirstRank is the least of the Ranks ranks on the page; both are 0 if its series name none.
+	FirstRank, Ranks int
+	// NoLoad is why the engine has no such page, "" if it has.
+	NoLoad string
 }
 
 // Entry is a worker as a source lists it.
@@ -458,13 +462,14 @@ func (r *Registry) scrape(ctx context.Context, t *tracked, p *prober) {
 		return
 	}
 	loads, err := p.loads(ctx, w.Address, w.Engine)
-	if err != nil {
-		if ctx.Err() == nil {
-			r.opts.Log.Debug().Str("worker", w.Name).Err(err).Msg("no load report")
-		}
+	if ctx.Err() != nil {
 		return
 	}
-	r.opts.OnLoad(w.Name, time.Now(), loads)
+	if err == nil {
+		r.opts.OnLoad(w.Name, time.Now(), loads)
+	} else {
+		r.opts.Log.Debug().Str("worker", w.Name).Err(err).Msg("no load report")
+	}
 	if now := time.Now(); r.opts.OnCache != nil && p.cache != t.cache && now.Sub(t.reported) >= warnEvery {
 		t.cache, t.reported = p.cache, now // only this goroutine uses them
 		r.opts.OnCache(w.Name, t.cache)

@@ -184,6 +184,27 @@ func TestAnAlternatingCacheIsReportedRarely(t *testing.T) {
 	}
 }
 
+// The report has the ranks that the page names, and a page that is not there is a report, too.
+func TestReportsHaveRanks(t *testing.T) {
+	status := http.StatusOK
+	address, _, _ := listener(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		fmt.Fprint(w, "vllm:num_requests_running{engine=\"5\"} 1\nvllm:num_requests_running{engine=\"4\"} 1\nvllm:num_requests_running 1\n")
+	})
+	p := newProber(t)
+	if _, err := p.loads(t.Context(), address, "vllm"); err != nil || p.cache != (EngineCache{FirstRank: 4, Ranks: 2}) {
+		t.Errorf("got %+v %v, want two ranks from 4 on", p.cache, err)
+	}
+	status = http.StatusNotFound
+	if _, err := p.loads(t.Context(), address, "vllm"); err == nil || p.cache != (EngineCache{NoLoad: "GET /metrics: status 404"}) {
+		t.Errorf("got %+v %v, want why there is no report", p.cache, err)
+	}
+	kept := p.cache
+	if _, err := p.loads(t.Context(), "127.0.0.1:1", "vllm"); err == nil || p.cache != kept {
+		t.Errorf("got %+v %v, want the last report and an error: health checks say that the engine is away", p.cache, err)
+	}
+}
+
 // When Settled returns true the listener has already got the results of the checks.
 func TestSettledMeansTold(t *testing.T) {
 	e, l := newEngine(t), &log{}
