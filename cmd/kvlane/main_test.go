@@ -104,6 +104,7 @@ func TestCommands(t *testing.T) {
 		{"check loads tokenizers", "", []string{"check", "--config", missing}, 1, "", "error: " + missing + ":2:15: models[0].tokenizer: tokenizer: stat /no/such/folder: no such file or directory: name a folder with tokenizer.json, hf:Org/Model, or builtin:qwen3\n"},
 		{"serve names the place too", "", append([]string{"serve", "--config", missing}, anywhere...), 1, "", "serve: " + missing + ":2:15: models[0].tokenizer: "},
 		{"serve with a tokenizer that is not built in", "", append([]string{"serve", "--config", unbuilt}, anywhere...), 1, "", "serve: " + unbuilt + ":1:31: models[0].tokenizer: no such tokenizer"},
+		{"replay without a trace", "", []string{"replay"}, 2, "", "kvlane replay: needs a trace"},
 		{"serve looks at its sockets' folders first", "", append([]string{"serve", "--config", missing}, "--admin", "127.0.0.1:0", "--listen", "unix:/proc/s"), 1, "", "serve: listen.address: nothing can be created there: open /proc/.kvlane-"},
 		{"serve looks at its sockets first", "", append([]string{"serve", "--config", missing}, "--admin", "127.0.0.1:0", "--listen", "unix:/no/such/s"), 1, "", "serve: listen.address: there is no folder /no/such here: make it"},
 		{"check with a tokenizer that is not built in", "", []string{"check", "--config", unbuilt}, 1, "", unbuilt + `:1:31: models[0].tokenizer: no such tokenizer: builtin has no "gpt5": there is qwen3: name a folder`},

@@ -480,6 +480,9 @@ func (s *service) warnings() (list []observe.Warning) {
 	if err := s.rejected.Load(); err != nil {
 		list = append(list, observe.Warning{Reason: "config_rejected", Text: "the configuration on disk is rejected, the running one stays: " + observe.ClipTo((*err).Error(), observe.MaxText)})
 	}
+	if why := s.config.Load().Expired(); why != "" {
+		list = append(list, observe.Warning{Reason: "certificate", Text: fmt.Sprintf("listen.cert_file %s: an Envoy that verifies it goes on without Kvlane", why)})
+	}
 	if file := s.config.Load().Admin.TokenFile; file != "" {
 		if _, err := os.ReadFile(file); err != nil {
 			list = append(list, observe.Warning{Reason: "no_token", Text: "requests that need the token of admin.token_file are refused: " + err.Error()})

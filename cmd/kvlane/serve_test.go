@@ -36,13 +36,16 @@ func (l *logged) String() string {
 }
 
 // started starts a service on addresses of its own and returns the URL of its admin port. more is the rest of its configuration, and
-// may have the other keys of admin. The service ends with the test.
+// may have the other keys of admin and listen. The service ends with the test.
 func started(t *testing.T, more string) (s *service, admin string, log *logged) {
 	t.Helper()
 	if !strings.Contains(more, "admin: {") {
 		more = "admin: {address: \"127.0.0.1:0\"}\n" + more
 	}
-	c, err := config.Parse("k.yaml", fmt.Appendf(nil, "listen: {address: \"unix:%s/s\"}\n%s", t.TempDir(), more))
+	if !strings.Contains(more, "listen: {") {
+		more = fmt.Sprintf("listen: {address: \"unix:%s/s\"}\n%s", t.TempDir(), more)
+	}
+	c, err := config.Parse("k.yaml", []byte(more))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,7 +2,13 @@ package main
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	crand "crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
+	"math/big"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -13,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 	"github.com/kvlane/kvlane/internal/tokens/models"
@@ -183,6 +190,34 @@ workers:
 	}
 }
 
+// expired writes a certificate of yesterday with its key.
+func expired(t *testing.T, dir string) (cert, key string) {
+	t.Helper()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(-24 * time.Hour)}
+	der, err := x509.CreateCertificate(crand.Reader, template, template, k.Public(), k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key = filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
+	for _, f := range []struct {
+		file string
+		pem.Block
+	}{{cert, pem.Block{Type: "CERTIFICATE", Bytes: der}}, {key, pem.Block{Type: "PRIVATE KEY", Bytes: secret}}} {
+		if err := os.WriteFile(f.file, pem.EncodeToMemory(&f.Block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cert, key
+}
+
 // What keeps Kvlane from knowing its workers, or from letting anybody in, is in /readyz until it has passed.
 func TestSourcesThatCannotBeReadAreSaid(t *testing.T) {
 	dir := t.TempDir()
@@ -193,14 +228,19 @@ func TestSourcesThatCannotBeReadAreSaid(t *testing.T) {
 		}
 	}
 	write(file, "[]\n")
-	_, admin, log := started(t, fmt.Sprintf(`admin: {address: "127.0.0.1:0", token_file: %q}
+	cert, key := expired(t, dir)
+	_, admin, log := started(t, fmt.Sprintf(`listen: {address: "unix:%s/s", cert_file: %q, key_file: %q}
+admin: {address: "127.0.0.1:0", token_file: %q}
 workers:
   file: %q
   dns: [{name: no-such-host.invalid, port: 1, every: 100ms}]
-`, token, file))
+`, dir, cert, key, token, file))
 	ready := admin + "/readyz"
 	const dns, noToken = "\nwarning: workers.dns no-such-host.invalid: name not resolved: the old list stays: lookup ", "\nwarning: requests that need the token of admin.token_file are refused: open "
 	until(t, ready, func(_ int, body string) bool { return strings.Contains(body, dns) && strings.Contains(body, noToken) })
+	if _, body := page(t, ready); !strings.Contains(body, "\nwarning: listen.cert_file expired on 20") {
+		t.Errorf("got %q, want that the certificate has expired", body)
+	}
 	nobody := "no worker is known (workers.dns no-such-host.invalid, workers.file " + file + "): requests are answered 503"
 	if _, body := page(t, ready); !strings.Contains(body, "\nwarning: "+nobody+"\n") {
 		t.Errorf("got %q, want that no worker is known", body)

@@ -31,7 +31,7 @@ func TestConfigurationsThatCannotWork(t *testing.T) {
 		"admin on ingress":        {"admin: {address: \"127.0.0.1:8080\"}\n", `envoy.ingress: "127.0.0.1:8080" is taken by admin.address ("127.0.0.1:8080")`},
 		"admin on health":         {"listen: {address: \"0.0.0.0:9002\", health: \"0.0.0.0:9090\"}\n", `admin.address: "127.0.0.1:9090" is taken by listen.health ("0.0.0.0:9090")`},
 		"listen at port 0":        {"listen: {address: \"127.0.0.1:0\"}\n", `k.yaml:1:19: listen.address: "127.0.0.1:0": port 0 means any port, which nothing could connect to`},
-		"an engine at port 0":     {strings.Replace(worker("ranks: 1"), "8000", "0", 1), `workers.static[0].address: "10.0.0.1:0": an engine cannot listen on port 0`},
+		"an engine at port 0":     {strings.Replace(worker("ranks: 1"), "8000", "0", 1), `workers.static[0].address: "10.0.0.1:0": the port "0" is not a number from 1 to 65535`},
 		"a name with a bell":      {worker(`name: "a\x07"`), `only letters, digits and any of . _ : / - [ ] % @ may be in a name`},
 		"a name of two lines":     {worker(`name: "a\nb"`), `only letters, digits`},
 		"checked all day":         {"workers: {health: {every: 1ms}}\n", `k.yaml:1:27: workers.health.every: 1ms: must be 0 (no checks) or at least 100ms`},

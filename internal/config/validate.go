@@ -260,14 +260,19 @@ func (w *Worker) validate(bad report) {
 		bad("", "needs an %s", missing("address"))
 	} else if strings.Contains(w.Address, "://") {
 		bad("address", "%q is a URL: write ip:port only", w.Address)
+	} else if _, port, err := net.SplitHostPort(w.Address); err == nil && !isPort(port) {
+		bad("address", "%q: the port %q is not a number from 1 to 65535", w.Address, port)
 	} else if a, err := netip.ParseAddrPort(w.Address); err != nil {
 		bad("address", "%q is not ip:port (Envoy needs an IP address; for names use workers.dns)", w.Address)
-	} else if a.Port() == 0 {
-		bad("address", "%q: an engine cannot listen on port 0", w.Address)
 	} else if !w.lastPort(int(a.Port()), bad) {
 		w.Address = a.String() // as Envoy writes the endpoint that served
 	}
 	w.validateCommon(bad)
+}
+
+func isPort(text string) bool {
+	n, err := strconv.ParseUint(text, 10, 16)
+	return err == nil && n > 0
 }
 
 // lastPort reports a rank whose port would exceed 65535.

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // validateFiles reads the certificates and looks for the folders of sockets. They may be
@@ -60,8 +61,17 @@ func (c *Config) validateFiles(live bool, bad, missing, note report) {
 		key, keyErr := os.ReadFile(l.KeyFile)
 		look("listen.key_file", l.KeyFile, keyErr)
 		if certErr == nil && keyErr == nil {
-			_, err := tls.X509KeyPair(certificate, key)
-			look("listen.cert_file", l.CertFile, err)
+			pair, err := tls.X509KeyPair(certificate, key)
+			switch {
+			case err == nil:
+				if why := outOfDate(pair.Leaf, time.Now()); why != "" {
+					note("listen.cert_file", "%s %s: an Envoy that verifies it goes on without Kvlane", l.CertFile, why)
+				}
+			case strings.HasSuffix(err.Error(), "does not match public key"):
+				bad("listen.key_file", "%s is not the key of the certificate %s", l.KeyFile, l.CertFile)
+			default:
+				look("listen.cert_file", l.CertFile, err)
+			}
 		}
 	}
 	if file := c.Admin.TokenFile; file != "" {
@@ -78,6 +88,26 @@ func (c *Config) validateFiles(live bool, bad, missing, note report) {
 		}
 		look(ca.path, ca.file, err)
 	}
+}
+
+// outOfDate is why a certificate is not valid now, "" if it is.
+func outOfDate(c *x509.Certificate, now time.Time) string {
+	switch {
+	case now.After(c.NotAfter):
+		return "expired on " + c.NotAfter.UTC().Format(time.RFC3339)
+	case now.Before(c.NotBefore):
+		return "is not valid before " + c.NotBefore.UTC().Format(time.RFC3339)
+	}
+	return ""
+}
+
+// Expired is why listen.cert_file is not valid now, "" if it is or cannot be read.
+func (c *Config) Expired() string {
+	pair, err := tls.LoadX509KeyPair(c.Listen.CertFile, c.Listen.KeyFile)
+	if err != nil {
+		return ""
+	}
+	return outOfDate(pair.Leaf, time.Now())
 }
 
 // validateFree reports addresses on which nothing can listen. Those of Envoy, which may be running
@@ -180,6 +210,9 @@ func (c *Config) warnWorkers(listed []Worker, note report) {
 		}
 		if w.Engine == "trtllm" && w.Ranks > 1 && w.RankBy == "header" && c.Disagg.Connector == "" {
 			note(w.path+".ranks", "TensorRT-LLM takes a rank only with requests that are split (disagg.connector), and chooses itself otherwise: write rank_by: none")
+		}
+		if w.Engine != "trtllm" && strings.HasPrefix(w.Events.Endpoint, "http") {
+			note(w.path+".events.endpoint", "%q is polled as TensorRT-LLM's events are, and the engine is %s: write tcp://", w.Events.Endpoint, w.Engine)
 		}
 		if w.Events.Replay != "" && w.Events.Endpoint == "" {
 			note(w.path+".events.replay", "is not used without endpoint: name the endpoint of the events")

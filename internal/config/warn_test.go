@@ -16,16 +16,18 @@ import (
 	"runtime/debug"
 	"strings"
 	"testing"
+	"time"
 )
 
-// certificate writes a self-signed certificate with its key.
-func certificate(t *testing.T, dir string) (cert, key string) {
+// certificate writes a self-signed certificate with its key, valid for a day that began an age ago.
+func certificate(t *testing.T, dir string, age time.Duration) (cert, key string) {
 	t.Helper()
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1)}
+	begin := time.Now().Add(-age)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: begin, NotAfter: begin.Add(24 * time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, k.Public(), k)
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +48,9 @@ func certificate(t *testing.T, dir string) (cert, key string) {
 
 func TestMistakesThatCheckFinds(t *testing.T) {
 	dir := t.TempDir()
-	cert, key := certificate(t, dir)
+	cert, key := certificate(t, dir, time.Hour)
+	old, oldKey := certificate(t, t.TempDir(), 48*time.Hour)
+	young, youngKey := certificate(t, t.TempDir(), -time.Hour)
 	const worker = "workers: {static: [{address: \"10.0.0.1:8000\"%s}]}\n"
 	plain := fmt.Sprintf(worker, "")
 	two := func(a, b string) string {
@@ -83,6 +87,12 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 		"no such token":                {plain + "admin: {token_file: /none}\n", "", "admin.token_file: there is no file /none here"},
 		"no such key":                  {plain + "listen: {cert_file: " + cert + ", key_file: /none.key}\n", "", "listen.key_file: there is no file /none.key here"},
 		"a key for a certificate":      {plain + "listen: {cert_file: " + key + ", key_file: " + key + "}\n", "listen.cert_file: " + key + ": tls: ", ""},
+		"the key of another one":       {plain + "listen: {cert_file: " + cert + ", key_file: " + oldKey + "}\n", "listen.key_file: " + oldKey + " is not the key of the certificate " + cert, ""},
+		"an expired certificate":       {plain + "listen: {cert_file: " + old + ", key_file: " + oldKey + "}\n", "", "listen.cert_file: " + old + " expired on 20"},
+		"a certificate of tomorrow":    {plain + "listen: {cert_file: " + young + ", key_file: " + youngKey + "}\n", "", "listen.cert_file: " + young + " is not valid before 20"},
+		"a port that is none":          {strings.Replace(plain, "8000", "80000", 1), "workers.static[0].address: \"10.0.0.1:80000\": the port \"80000\" is not a number from 1 to 65535", ""},
+		"no events over HTTP":          {fmt.Sprintf(worker, ", events: {endpoint: \"http://10.0.0.1:5557\"}"), "", "events.endpoint: \"http://10.0.0.1:5557\" is polled as TensorRT-LLM's events are, and the engine is vllm: write tcp://"},
+		"events over HTTP":             {fmt.Sprintf(worker, ", engine: trtllm, events: {endpoint: \"http://10.0.0.1:5557\"}"), "", ""},
 		"no such CA":                   {plain + "index: {peers: {ca_file: /none.pem}}\n", "", "index.peers.ca_file: there is no file /none.pem here"},
 		"a CA file without any":        {plain + "index: {peers: {ca_file: " + key + "}}\n", "index.peers.ca_file: " + key + ": holds no certificate: name a file in PEM format", ""},
 		"a model without a tokenizer":  {plain + "models: [{name: m}]\n", "", ":2:11: models[0]: has no tokenizer: \"m\" is routed by load"},

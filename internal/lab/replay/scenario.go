@@ -244,7 +244,7 @@ func (s *Scenario) Options(c *Case, trace TraceReader) (Options, error) {
 	case w.Siblings != nil:
 		o.Workload = Siblings(name, w.Siblings.Background, &fleet)
 	case trace == nil:
-		return Options{}, errors.New("needs a trace (--trace FILE), or a workload of the project (--scenario NAME; list shows them)")
+		return Options{}, UsageError{errors.New("needs a trace (--trace FILE), or a workload of the project (--scenario NAME; list shows them)")}
 	default:
 		if o.Workload, err = trace(w.Trace.Load); err != nil {
 			return Options{}, err
