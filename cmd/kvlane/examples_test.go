@@ -15,8 +15,11 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+	"github.com/rs/zerolog"
 
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
+	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
 const compose = "../../docs/examples/compose/"
@@ -239,5 +242,61 @@ func outlasts(t *testing.T, text, pattern string) {
 	}
 	if got, err := time.ParseDuration(m[1]); err != nil || got <= config.Default().Drain.Std()+lastStreams {
 		t.Errorf("%s: got %s, %v, want more than the drain", pattern, m[1], err)
+	}
+}
+
+// The configuration of docs/quickstart.md works as it stands with both engines that the page names: no warning is left, and
+// `kvlane status` prints the table that the page shows.
+func TestQuickstart(t *testing.T) {
+	text, err := os.ReadFile("../../docs/quickstart.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, example, _ := strings.Cut(string(text), "```yaml\n")
+	example, _, ok := strings.Cut(example, "```")
+	_, table, shown := strings.Cut(string(text), "```\nWORKER ")
+	table, _, _ = strings.Cut("WORKER "+table, "```")
+	if !ok || !shown {
+		t.Fatal("got a page without its configuration or its table")
+	}
+	files, err := models.Open(models.Builtin + "qwen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []enginesim.EngineKind{enginesim.VLLM, enginesim.SGLang} {
+		t.Run(string(kind), func(t *testing.T) {
+			e, err := enginesim.Start(t.Context(), enginesim.Options{
+				Engine: kind, Model: "Qwen/Qwen3-8B", TokenizerFS: files, EventsEndpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0",
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.Close()
+			here := strings.NewReplacer("/tmp/kvlane", t.TempDir(), "10.0.0.7:8000", e.Addr(), "hf:Qwen/Qwen3-8B", "builtin:qwen3", "engine: vllm", "engine: "+string(kind),
+				"tcp://10.0.0.7:5557", e.EventsEndpoint(0), "tcp://10.0.0.7:5657", e.ReplayEndpoint(0)).Replace(example)
+			cfg, err := config.Parse("quickstart", []byte(here))
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.Admin.Address = "127.0.0.1:0"
+			s, err := startService(t.Context(), cfg, zerolog.Nop(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.close()
+			admin := "http://" + s.admin.Addr().String()
+			until(t, admin+"/metrics", func(_ int, body string) bool {
+				return strings.Contains(body, `state="agrees",worker="`+e.Addr()+`"} 1`) && strings.Contains(body, `state="live",worker="`+e.Addr()+`"} 1`)
+			})
+			want := strings.Fields(strings.ReplaceAll(table, "10.0.0.7:8000", e.Addr()))
+			until(t, admin+"/debug/workers", func(int, string) bool { // its load is reported after a second
+				code, out, errs := kvlane("", "status", "--admin", admin)
+				if code != 0 || strings.Contains(out, "warning:") {
+					t.Fatalf("got %d %s%s, want no warning", code, out, errs)
+				}
+				_, got, _ := strings.Cut(out, "\nWORKER ")
+				return slices.Equal(strings.Fields("WORKER "+got), want)
+			})
+		})
 	}
 }

@@ -13,6 +13,7 @@ func TestExamplesAreValid(t *testing.T) {
 	inDocs := regexp.MustCompile("(?s)```yaml\n(.*?)```")
 	inManifests := regexp.MustCompile(`(?m)^  kvlane\.yaml: \|\n((?:    .*\n|\n)+)`)
 	for pattern, block := range map[string]*regexp.Regexp{
+		"../../docs/quickstart.md":            inDocs,
 		"../../docs/operating.md":             inDocs,
 		"../../docs/disaggregation.md":        inDocs,
 		"../../docs/feeds.md":                 inDocs,
