@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -1119,6 +1120,23 @@ func TestSealedMessagesBelongToTheirSubject(t *testing.T) {
 }
 
 // The subjects are handled concurrently: a request of a replica may come after its goodbye. It does not bring it back.
+// Strangers' connections cannot fill the log.
+func TestWarningsOfNATSAreBounded(t *testing.T) {
+	var out strings.Builder
+	l := newNATSLog(zerolog.New(&out))
+	for i := range 1000 {
+		l.Errorf("authentication error %d", i)
+	}
+	if n := strings.Count(out.String(), "\n"); n != 5 {
+		t.Errorf("got %d lines of 1,000 warnings, want 5", n)
+	}
+	l.Fatalf("the port is taken")
+	l.Noticef("a route")
+	if got := out.String(); !strings.Contains(got, "taken") || !strings.Contains(got, "a route") {
+		t.Errorf("got %q without what is no warning", got)
+	}
+}
+
 func TestNothingComesAfterAGoodbye(t *testing.T) {
 	a, b := pair(t)
 	a.Bye()

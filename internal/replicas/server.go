@@ -80,7 +80,7 @@ func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, lo
 	if s.Server, err = server.NewServer(s.opts.Clone()); err != nil {
 		return nil, fmt.Errorf("fleet.embedded: %w", err)
 	}
-	s.SetLoggerV2(natsLog{log}, false, false, false)
+	s.SetLoggerV2(newNATSLog(log), false, false, false)
 	s.Start()
 	if !s.ReadyForConnections(5 * time.Second) {
 		s.stop()
@@ -222,6 +222,11 @@ func (s *natsServer) connected(address string) bool {
 // natsLog passes the NATS server's log on. What it notices is usual, such as a route that
 // closes; Node logs the replicas that come and go.
 type natsLog struct{ log zerolog.Logger }
+
+// newNATSLog bounds warnings: anybody who reaches the port may cause one by each connection.
+func newNATSLog(log zerolog.Logger) natsLog {
+	return natsLog{log.Sample(zerolog.LevelSampler{WarnSampler: &zerolog.BurstSampler{Burst: 5, Period: 10 * time.Second}})}
+}
 
 func (l natsLog) Noticef(format string, v ...any) {
 	for i := range v {
