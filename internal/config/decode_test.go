@@ -172,3 +172,24 @@ func TestTheTableOfOldNames(t *testing.T) {
 		t.Error("the test does not know which keys exist")
 	}
 }
+
+// Text that is nested deeply is refused before it is parsed; what only looks so is not.
+func TestNestingIsBounded(t *testing.T) {
+	for name, c := range map[string]struct {
+		text string
+		deep bool
+	}{
+		"lists":      {strings.Repeat("[", 200_000), true},
+		"maps":       {strings.Repeat("{a: ", 200_000), true},
+		"dashes":     {strings.Repeat("- ", 200_000) + "a", true},
+		"questions":  {strings.Repeat("? ", 200_000) + "a", true},
+		"many lists": {"[" + strings.Repeat("[],", 5000) + "[]]", false},
+		"a line":     {"# " + strings.Repeat("-", 5000), false},
+		"lines":      {strings.Repeat("- a\n", 5000), false},
+	} {
+		_, err := ParseWorkers("workers.yaml", []byte(c.text))
+		if deep := err != nil && strings.Contains(err.Error(), "nested deeper than 1000 levels"); deep != c.deep {
+			t.Errorf("%s: got %.200v, want refused as nested deeply %v", name, err, c.deep)
+		}
+	}
+}

@@ -148,8 +148,11 @@ func decodeFile(file string, text []byte, into any) (*decoder, error) {
 // byteOrderMark is written by some editors at the start of UTF-8 files.
 const byteOrderMark = "\xef\xbb\xbf"
 
+// maxLevels bounds how deep a file is nested in brackets, or lists on one line: the parser takes minutes for 200,000 levels.
+const maxLevels = 1000
+
 // unreadable describes a file that is not text: printing its lines would garble the
-// terminal. ok reports that the file is text.
+// terminal, or is nested too deeply. ok reports that the file is text.
 func unreadable(text []byte) (p Problem, ok bool) {
 	switch {
 	case bytes.HasPrefix(text, []byte{0x1f, 0x8b}):
@@ -157,8 +160,25 @@ func unreadable(text []byte) (p Problem, ok bool) {
 	case bytes.HasPrefix(text, []byte{0xff, 0xfe}), bytes.HasPrefix(text, []byte{0xfe, 0xff}):
 		return Problem{Line: 1, Column: 1, Message: "is UTF-16: save it as UTF-8"}, false
 	}
+	flow, lists := 0, 0 // levels: of brackets that are open, of "- - -"
 	for at := 0; at < len(text); {
 		r, n := utf8.DecodeRune(text[at:])
+		switch r {
+		case '[', '{':
+			flow++
+		case ']', '}':
+			flow = max(flow-1, 0)
+		case '-', '?':
+			lists++
+		case '\n':
+			lists = 0
+		}
+		if r != ' ' && (at+1 == len(text) || text[at+1] != ' ') {
+			lists = 0
+		}
+		if max(flow, lists) > maxLevels {
+			return Problem{Line: 1 + bytes.Count(text[:at], []byte{'\n'}), Message: fmt.Sprintf("is nested deeper than %d levels", maxLevels)}, false
+		}
 		if r == utf8.RuneError && n == 1 || r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0x7f {
 			start := bytes.LastIndexByte(text[:at], '\n') + 1
 			return Problem{Line: 1 + bytes.Count(text[:at], []byte{'\n'}), Column: 1 + utf8.RuneCount(text[start:at]),
