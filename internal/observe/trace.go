@@ -68,8 +68,9 @@ func NewTracer(ctx context.Context, version string, log zerolog.Logger) (*Tracer
 	if err != nil {
 		return nil, err
 	}
+	log = log.Sample(&zerolog.BurstSampler{Burst: 2, Period: 10 * time.Second}) // each batch may fail
 	warn := func(text string) {
-		otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn().Err(err).Msg(text) }))
+		otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn().Str("error", fmt.Sprintf("%.512s", err)).Msg(text) }))
 	}
 	warn("OTEL_TRACES_SAMPLER or OTEL_TRACES_SAMPLER_ARG is wrong: all requests are traced")
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(res))
