@@ -60,7 +60,7 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 		return err
 	}
 	defer answer.Close()
-	body, err := stdio.ReadAll(answer)
+	body, err := stdio.ReadAll(stdio.LimitReader(answer, maxPage))
 	if err != nil {
 		return err
 	}

@@ -31,6 +31,12 @@ func adminFlags(f *flag.FlagSet, progress stdio.Writer) adminClient {
 		f.String("token-file", "", "`file` with the token of admin.token_file"), progress}
 }
 
+// maxPage bounds what is read of a page of the admin port, in bytes; streams have no bound.
+const maxPage = 256 << 20
+
+// The token goes to the address that was named.
+var adminHTTP = http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+
 // get returns the body of an answer with status 200. The caller closes it.
 func (c adminClient) get(ctx context.Context, path, accept string) (stdio.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, adminURL(*c.address)+path, nil)
@@ -46,7 +52,7 @@ func (c adminClient) get(ctx context.Context, path, accept string) (stdio.ReadCl
 		req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	}
 	stop := during(c.progress, "waiting for an answer of "+req.URL.Host)
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := adminHTTP.Do(req)
 	stop()
 	if err != nil {
 		return nil, fmt.Errorf("%w (is Kvlane running? --admin names its admin address)", err)
@@ -71,7 +77,7 @@ func (c adminClient) status(ctx context.Context) (s observe.Status, err error) {
 		return s, err
 	}
 	defer body.Close()
-	return s, json.NewDecoder(body).Decode(&s)
+	return s, json.NewDecoder(stdio.LimitReader(body, maxPage)).Decode(&s)
 }
 
 func runStatus(ctx context.Context, io streams, args []string) error {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -193,6 +194,28 @@ func TestWaitingForAnAnswer(t *testing.T) {
 		if got := adminURL(address); got != want {
 			t.Errorf("%s: got %s, want %s", address, got, want)
 		}
+	}
+}
+
+// The token goes to the address that was named, and an answer has a bound.
+func TestAnswersOfAHostileServer(t *testing.T) {
+	var elsewhere atomic.Bool
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Store(true) }))
+	defer other.Close()
+	s := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusTemporaryRedirect))
+	defer s.Close()
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"status", "decisions", "explain --last", "record", "top"} {
+		var out, said bytes.Buffer
+		if code := run(t.Context(), streams{in: strings.NewReader(""), out: &out, err: &said}, append(strings.Fields(command), "--token-file", token, "--admin", s.URL)); code == 0 {
+			t.Errorf("%s: got success of a redirect: %s", command, &out)
+		}
+	}
+	if elsewhere.Load() {
+		t.Error("got a question with the token at another address")
 	}
 }
 
