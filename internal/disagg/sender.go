@@ -19,6 +19,7 @@ const (
 	maxAnswer = 64 << 20 // a context answer contains the prompt's ids
 	maxPage   = 1 << 20
 	maxRefuse = 1 << 20
+	maxHead   = 64 << 10
 )
 
 // idle is below the keep-alive of engines (5 s), so that no leg uses a connection that the
@@ -113,7 +114,7 @@ func NewSender(listener, pickHeader string) *Sender {
 
 func clientWith(dial func(ctx context.Context, network, address string) (net.Conn, error)) http.Client {
 	return http.Client{CheckRedirect: noRedirect, Transport: &http.Transport{
-		DialContext: dial, DisableCompression: true, MaxIdleConnsPerHost: 256, IdleConnTimeout: idle, WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10,
+		DialContext: dial, DisableCompression: true, MaxResponseHeaderBytes: maxHead, MaxIdleConnsPerHost: 256, IdleConnTimeout: idle, WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10,
 	}}
 }
 

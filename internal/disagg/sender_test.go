@@ -40,6 +40,10 @@ func TestOutcomesOfALeg(t *testing.T) {
 			_, _ = io.WriteString(w, "{")
 			panic(http.ErrAbortHandler)
 		}, time.Minute, Died, 0},
+		"long head": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Long", strings.Repeat("x", 2*maxHead))
+			_, _ = io.WriteString(w, "{}")
+		}, time.Minute, Unreachable, 0},
 		"dies before a byte": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, time.Minute, Died, 0},
 		"says nothing":       {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, 30 * time.Millisecond, TimedOut, 0},
 		"is cancelled":       {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, 0, Cancelled, 0},
