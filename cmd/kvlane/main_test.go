@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"flag"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -40,7 +41,8 @@ func TestCommands(t *testing.T) {
 		}
 		return path
 	}
-	good := file("good.yaml", "models: [{name: m, tokenizer: \"builtin:qwen3\"}]\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
+	small := smallTokenizer(t)
+	good := file("good.yaml", "models: [{name: m, tokenizer: "+small+"}]\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
 	bad := file("bad.yaml", "listen: {addrss: x}\nworkers: {statik: []}\n")
 	idle := file("idle.yaml", "drain: 1s\n")
 	missing := file("missing.yaml", "models:\n- {tokenizer: /no/such/folder, name: m}\n")
@@ -60,8 +62,8 @@ func TestCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	inexact := file("inexact.yaml", "models: [{name: m, tokenizer: "+strange+"}]\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
-	unchecked := file("unchecked.yaml", "models: [{name: m, tokenizer: \"builtin:qwen3\", check: {disabled: true}}]\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
-	untemplated := file("untemplated.yaml", "models: [{name: m, tokenizer: \"builtin:qwen3\", chat_template: "+filepath.Join(dir, "broken.jinja")+"}]\n"+
+	unchecked := file("unchecked.yaml", "models: [{name: m, tokenizer: "+small+", check: {disabled: true}}]\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
+	untemplated := file("untemplated.yaml", "models: [{name: m, tokenizer: "+small+", chat_template: "+filepath.Join(dir, "broken.jinja")+"}]\n"+
 		"workers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
 	halved := file("halved.yaml", "models: [{name: m, tokenizer: "+half+"}]\n")
 	for _, c := range []struct {
@@ -145,7 +147,7 @@ func TestCommands(t *testing.T) {
 		{"the effective configuration", "", []string{"config", "--effective", good}, 0, "stall_timeout: 2s", ""},
 		{"the default configuration", "", []string{"config"}, 0, "address: unix:/run/kvlane/kvlane.sock", ""},
 		{"check with half a file", "", []string{"check", "--config", halved}, 1, "", halved + ":1:31: models[0].tokenizer: tokenizer " + half + ": load tokenizer.json: malformed JSON: unexpected end at byte 5: copy the model's folder again"},
-		{"tokens-check where nobody is", "", []string{"tokens-check", "--tokenizer", "builtin:qwen3", "--engine", "http://127.0.0.1:1"}, 1, "", "connection refused\n"},
+		{"tokens-check where nobody is", "", []string{"tokens-check", "--tokenizer", small, "--engine", "http://127.0.0.1:1"}, 1, "", "connection refused\n"},
 		{"tokenize without a tokenizer", "", []string{"tokenize"}, 2, "", "needs --tokenizer DIR"},
 		{"no such builtin", "", []string{"tokenize", "--tokenizer", "builtin:gpt5"}, 1, "", "there is qwen3"},
 		{"render", `{"messages":[{"role":"user","content":"Hi"}]}`, []string{"render", "--tokenizer", "builtin:qwen3", "--tokens"}, 0, `"ids":[151644,872,198,13048,151645,198,151644,77091,198]`, ""},
@@ -154,7 +156,7 @@ func TestCommands(t *testing.T) {
 		{"render a template that does not compile", "{}", []string{"render", "--template", broken, "--context"}, 0, `{"error":"`, ""},
 		{"version as a flag", "", []string{"--version"}, 0, "kvlane unknown go", ""},
 		{"tokens-check of what is no URL", "", []string{"tokens-check", "--tokenizer", "builtin:qwen3", "--engine", "foo:8000"}, 2, "", `--engine "foo:8000" is not like http://127.0.0.1:8000`},
-		{"render with a template that does not compile", "", []string{"render", "--tokenizer", "builtin:qwen3", "--template", broken}, 1, "", "render: " + broken + ":1: TemplateSyntaxError: "},
+		{"render with a template that does not compile", "", []string{"render", "--tokenizer", small, "--template", broken}, 1, "", "render: " + broken + ":1: TemplateSyntaxError: "},
 		{"render with less than no context", "", []string{"render", "--tokenizer", "builtin:qwen3", "--max-model-len", "-5"}, 2, "", "--max-model-len -5: want a number of tokens, or 0 for no limit"},
 		{"serve at a port that is none", "", []string{"serve", "--grpc-port", "70000"}, 2, "", "want a port from 1 to 65535"},
 		{"serve a selector without ports", "", []string{"serve", "--endpoint-selector", "app=a"}, 2, "", "needs --endpoint-target-ports"},
@@ -200,6 +202,24 @@ func TestCommands(t *testing.T) {
 			}
 		})
 	}
+}
+
+// smallTokenizer is the folder of a tokenizer that is soon loaded.
+func smallTokenizer(t *testing.T) string {
+	t.Helper()
+	dir, vocab := t.TempDir(), strings.Builder{}
+	for b := range 256 {
+		fmt.Fprintf(&vocab, `,"<0x%02X>": %d`, b, b+1)
+	}
+	for name, text := range map[string]string{
+		"tokenizer.json":        `{"model": {"type": "BPE", "byte_fallback": true, "vocab": {"a": 0` + vocab.String() + `}, "merges": []}}`,
+		"tokenizer_config.json": `{"chat_template": "{{ messages }}"}`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
 }
 
 // fewRequests is the file of a scenario that is soon simulated.

@@ -66,7 +66,7 @@ func TestTokensCheckTellsWhatDiffers(t *testing.T) {
 }
 
 func TestTokensCheckNeedsAModel(t *testing.T) {
-	answer, status := "", http.StatusOK
+	small, answer, status := smallTokenizer(t), "", http.StatusOK
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(status)
 		_, _ = io.WriteString(w, answer)
@@ -82,7 +82,7 @@ func TestTokensCheckNeedsAModel(t *testing.T) {
 		{503, `{}`, "/v1/models: status 503\n"},
 	} {
 		answer, status = c.answer, c.status
-		code, _, errs := kvlane("", "tokens-check", "--tokenizer", "builtin:qwen3", "--engine", engine.URL+"/")
+		code, _, errs := kvlane("", "tokens-check", "--tokenizer", small, "--engine", engine.URL+"/")
 		if code != 1 || !strings.Contains(errs, c.want) {
 			t.Errorf("%d %s: code %d: %s", c.status, c.answer, code, errs)
 		}
