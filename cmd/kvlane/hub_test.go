@@ -320,9 +320,9 @@ func asksAgain(t *testing.T, changed bool, later int32) {
 	if changed {
 		first, before = strings.Replace(text, fromHub, "", 1), "the configuration on disk is rejected, the running one stays: "
 	}
-	_, admin, _, write := served(t, first)
-	ready := "http://" + admin + "/readyz"
-	write(text)
+	s := served(t, first)
+	ready := "http://" + s.admin + "/readyz"
+	s.write(text)
 	until(t, ready, func(_ int, body string) bool { return strings.Contains(body, before) && strings.Contains(body, waits) })
 	status.Store(later)
 	until(t, ready, func(_ int, body string) bool {

@@ -23,8 +23,9 @@ func TestServeReloads(t *testing.T) {
 	text := func(level string, miss int, more string) string {
 		return fmt.Sprintf("log: {level: %s}\nrouting: {policy: {cost: {miss: %d}}}\n%s", level, miss, more)
 	}
-	file, admin, log, rewrite := served(t, text("info", 5, ""))
-	write := func(level string, miss int, more string) { rewrite(text(level, miss, more)) }
+	s := served(t, text("info", 5, ""))
+	file, admin, log := s.file, s.admin, s.log
+	write := func(level string, miss int, more string) { s.write(text(level, miss, more)) }
 	until(t, "http://"+admin+"/readyz", func(status int, _ string) bool { return status == http.StatusOK })
 	metric := func(line string) func(int, string) bool {
 		return func(_ int, body string) bool { return strings.Contains(body, "\n"+line+"\n") }

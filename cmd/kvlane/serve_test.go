@@ -57,18 +57,25 @@ func started(t *testing.T, more string) (s *service, admin string, log *logged) 
 	return s, "http://" + s.admin.Addr().String(), log
 }
 
-// served is `kvlane serve` with a file that write replaces: more is its text without addresses. It ends with the test.
-func served(t *testing.T, more string) (file, admin string, log *logged, write func(more string)) {
+// serving is `kvlane serve` with a file that write replaces.
+type serving struct {
+	file, admin string
+	log         *logged
+	write       func(more string)
+}
+
+// served starts a serving, which ends with the test. more is the text of its file without addresses.
+func served(t *testing.T, more string) serving {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	admin = l.Addr().String()
+	admin := l.Addr().String()
 	_ = l.Close()
 	dir := t.TempDir()
-	file = filepath.Join(dir, "k.yaml")
-	write = func(more string) {
+	file := filepath.Join(dir, "k.yaml")
+	write := func(more string) {
 		t.Helper()
 		if err := os.WriteFile(file, fmt.Appendf(nil, "listen: {address: \"unix:%s/s\"}\nadmin: {address: %q}\n%s", dir, admin, more), 0o600); err != nil {
 			t.Fatal(err)
@@ -76,7 +83,7 @@ func served(t *testing.T, more string) (file, admin string, log *logged, write f
 	}
 	write(more)
 	ctx, stop := context.WithCancel(t.Context())
-	log = &logged{}
+	log := &logged{}
 	done := make(chan int)
 	go func() {
 		done <- run(ctx, streams{in: strings.NewReader(""), out: &bytes.Buffer{}, err: log}, []string{"serve", "--config", file})
@@ -90,5 +97,5 @@ func served(t *testing.T, more string) (file, admin string, log *logged, write f
 	for !strings.Contains(log.String(), `"serving"`) {
 		time.Sleep(time.Millisecond)
 	}
-	return file, admin, log, write
+	return serving{file, admin, log, write}
 }
