@@ -192,20 +192,20 @@ func (b *bed) unread() {
 		reads bool
 	}
 	const completions, chats = "/v1/completions", "/v1/chat/completions"
-	list := map[*kind][]sent{
-		vllm: {
+	list := map[string][]sent{
+		vllm.name: {
 			{completions, m{"prompt_logprobs": 0}, false}, {completions, m{"prompt_logprobs": 2}, false}, {completions, m{"prompt_logprobs": nil}, true},
 			{completions, m{"echo": true, "logprobs": 0}, false}, {completions, m{"echo": true, "logprobs": 1}, false}, {completions, m{"echo": true}, true},
 			{completions, m{"logprobs": 2}, true}, {chats, m{"prompt_logprobs": 0}, false}, {chats, m{"echo": true}, false},
 			{chats, m{"echo": true, "logprobs": true, "top_logprobs": 1}, false}, {chats, m{"logprobs": true, "top_logprobs": 1}, true},
 		},
-		sglang: {
+		sglang.name: {
 			{completions, m{"echo": true, "logprobs": 1}, false}, {completions, m{"echo": true, "logprobs": 0}, true}, {completions, m{"echo": true}, true},
 			{completions, m{"logprobs": 1}, true}, {completions, m{"prompt_logprobs": 1}, true}, {chats, m{"logprobs": true, "top_logprobs": 1}, true},
 			{"/generate", m{"return_logprob": true, "logprob_start_len": 0}, false}, {"/generate", m{"return_logprob": true, "logprob_start_len": 40}, true},
 			{"/generate", m{"return_logprob": true}, true},
 		},
-	}[b.kind]
+	}[b.name]
 	for i, c := range list {
 		text := prose(fmt.Sprint("unread", i), 120)
 		body := func() m {
