@@ -37,7 +37,7 @@ func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, over
 		res.Prefill, res.prefillGen, res.Miss = c.slot, r.reach(now, c.slot), c.miss
 		res.Owed = c.queue + c.miss
 	})
-	r.follow(q, &c)
+	r.follow(now, q, &c)
 	r.shareBooking(id)
 	plan := Plan{Decode: res.Decode, Prefill: c.slot, Reservation: id, Matched: c.overlap, Miss: c.miss, Via: c.via, Degraded: c.degraded}
 	ex.end(r, plan, nil)

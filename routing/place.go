@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"sort"
 )
 
 // fairShare drops targets at the cap. It returns false if none is left.
@@ -109,6 +110,10 @@ func (d *decision) firstTurnStage() bool {
 			least = min(least, d.wait(&d.cands[i], returning))
 		}
 		least += float64(min(f.Slack, d.q.PromptTokens)) * (1 - returning)
+		if b := &d.out.models.starts[d.req.leg]; d.r.concurrent(d.now, b.Placed) && d.r.concurrent(d.now, b.Heard) {
+			// All replicas see the same targets behind the others, and each is about to fill them up.
+			least += float64(d.r.others.Replicas-1) * d.req.policy.Cost.Active
+		}
 		best = d.nextInTurn(func(c *candidate) bool { return d.wait(c, returning) <= least })
 	}
 	d.take(best, ViaFirstTurn)
@@ -123,26 +128,20 @@ func (d *decision) wait(c *candidate, returning float64) float64 {
 	return (float64(c.miss)*(1-returning)+float64(c.queue)+heldPart*returning*float64(c.held))/c.speed + d.req.policy.Cost.Active*float64(c.active)
 }
 
-// nextInTurn returns the first accepted candidate at or after the cursor, cyclically.
-// commit moves the cursor behind it.
+// nextInTurn returns the first accepted candidate at or after the cursor, cyclically. commit moves the cursor behind it. Where
+// new conversations begin within the delay of sharing, each replica goes on from another place.
 func (d *decision) nextInTurn(f func(c *candidate) bool) *candidate {
-	cursor := d.out.models.cursor[d.req.leg]
-	var first, next *candidate
-	for i := range d.cands {
-		c := &d.cands[i]
-		if !f(c) {
-			continue
-		}
-		if first == nil {
-			first = c
-		}
-		if c.pos >= cursor {
+	p, n := d.out.models, len(d.cands)
+	at := sort.Search(n, func(i int) bool { return d.cands[i].pos >= p.cursor[d.req.leg] })
+	if b := &p.starts[d.req.leg]; !b.Own && d.r.concurrent(d.now, b.Placed) {
+		at += d.r.others.Place * n / d.r.others.Replicas
+	}
+	next := &d.cands[at%n]
+	for i := range n {
+		if c := &d.cands[(at+i)%n]; f(c) {
 			next = c
 			break
 		}
-	}
-	if next == nil {
-		next = first
 	}
 	d.out.cursor = next.pos
 	return next

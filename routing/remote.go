@@ -85,7 +85,11 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 			continue
 		}
 		if p.count(leg, b.Turn[leg]); b.InTurn>>leg&1 != 0 {
-			p.cursor[leg] = int32(r.position(r.targets[slot].info.Target)) + 1
+			starts := &p.starts[leg]
+			starts.Heard = now
+			if !starts.Own || !r.concurrent(now, starts.Placed) {
+				p.cursor[leg] = int32(r.position(r.targets[slot].info.Target)) + 1
+			}
 		}
 	}
 	r.remotes.byKey[key] = id

@@ -1,8 +1,12 @@
 package routing
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
 )
 
 // A copy that stays for long must not keep those that ended after it was made.
@@ -29,5 +33,37 @@ func TestALongCopyKeepsNoMemoryOfOthers(t *testing.T) {
 	}
 	if n := r.ExpireRemote(r.config.RemoteTTL); n != 1 || r.Load(0).Active != 0 {
 		t.Errorf("got %d expired copies and %d requests after the TTL, want 1 and 0", n, r.Load(0).Active)
+	}
+}
+
+// New conversations that come together go to other places of the round robin at each replica, and a record repeats that.
+func TestNewConversationsTogetherAmongReplicas(t *testing.T) {
+	r := newBed(t, 8, nil).r
+	r.Among(1, 2, 6*time.Millisecond)
+	var got []kvindex.Slot
+	for i := range 3 {
+		id := fmt.Sprint("c", i)
+		d, err := r.PickRecorded(time.Second, &Query{ID: id, Conversation: id, PromptTokens: 100}, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, _, err := d.Rerun(); err != nil || again != d.Plan {
+			t.Errorf("decided again: got %+v, %v, want %+v", again, err, d.Plan)
+		}
+		if d.State.Others.Replicas = 1; i == 1 {
+			if alone, _, err := d.Rerun(); err != nil || alone.Decode != 1 {
+				t.Errorf("decided again by one replica: got %+v, %v, want target 1, the next in turn", alone, err)
+			}
+		}
+		for _, place := range []int{-1, 1 << 20} {
+			d.State.Others.Place = place
+			if _, _, err := d.Rerun(); err == nil {
+				t.Errorf("decided again at place %d: got no error, want one", place)
+			}
+		}
+		got = append(got, d.Plan.Decode)
+	}
+	if want := []kvindex.Slot{0, 5, 6}; !slices.Equal(got, want) {
+		t.Errorf("got the targets %v, want %v", got, want)
 	}
 }

@@ -34,6 +34,7 @@ type Router struct {
 	remotes       remotes
 	queue         *Queue // of those that are held, nil without
 	sharer        Sharer // nil for a router that shares nothing
+	others        others
 	staleReports  uint64
 	// judged is when targets were last judged, suspects how many are suspect.
 	judged   time.Duration
@@ -154,10 +155,10 @@ func (r *Router) setOverlaps(overlaps []Overlap) {
 func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan {
 	plan := Plan{Decode: main.slot, Prefill: NoSlot, RankFree: main.rankFree, Matched: main.overlap, Miss: main.miss, DecodeMiss: main.miss,
 		FirstTurn: main.firstTurn, Via: main.via, Degraded: main.degraded}
-	plan.Conversation = r.follow(q, main)
+	plan.Conversation = r.follow(now, q, main)
 	owed := main.queue + main.miss
 	if prefill != nil {
-		r.follow(q, prefill)
+		r.follow(now, q, prefill)
 		owed = prefill.queue + prefill.miss
 		plan.Prefill, plan.Matched, plan.Miss = prefill.slot, prefill.overlap, prefill.miss
 	}
@@ -177,9 +178,11 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 }
 
 // follow advances cursors, binds the conversation and returns its key.
-func (r *Router) follow(q *Query, c *choice) Key {
+func (r *Router) follow(now time.Duration, q *Query, c *choice) Key {
 	if c.cursor != none32 {
 		c.models.cursor[c.leg] = c.cursor + 1
+		b := &c.models.starts[c.leg]
+		b.Placed, b.Own = now, r.concurrent(now, b.Placed)
 	}
 	c.models.rotation[c.leg]++
 	table := &r.conversations[c.leg]

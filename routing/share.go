@@ -29,6 +29,23 @@ type Sharer interface {
 // Share makes the router tell s of its own changes from now on.
 func (r *Router) Share(s Sharer) { r.sharer = s }
 
+// others is what a router knows of the replicas that it shares with.
+type others struct {
+	Place, Replicas int
+	Delay           time.Duration
+}
+
+// Among tells the router how many replicas share, itself included, its own place among them from 0 on, and the time within
+// which they do not see each other's decisions.
+func (r *Router) Among(place, replicas int, delay time.Duration) {
+	r.others = others{place, replicas, delay}
+}
+
+// concurrent reports whether other replicas decide now without knowing what was decided at a time.
+func (r *Router) concurrent(now, then time.Duration) bool {
+	return r.others.Replicas > 1 && now-then < r.others.Delay
+}
+
 // shareBooking tells of a booking that was made, by choices for its legs, or moved.
 func (r *Router) shareBooking(id ReservationID, choices ...*choice) {
 	if res := r.ledger.get(id); res == nil || !r.shares(res) {

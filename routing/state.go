@@ -27,6 +27,7 @@ type State struct {
 	Generated     [numLegs]uint64              `json:"generated"`
 	Judged        time.Duration                `json:"judged,omitempty"`
 	JudgeNext     bool                         `json:"judge_next,omitempty"`
+	Others        others                       `json:"others,omitzero"`
 	// Begun is the query's conversation if it is a live program, of BegunModel.
 	Begun      Key    `json:"begun,omitzero"`
 	BegunModel string `json:"begun_model,omitempty"`
@@ -67,6 +68,7 @@ type ReportState struct {
 type PoolState struct {
 	Model    string          `json:"model"`
 	Cursor   [numLegs]int32  `json:"cursor"`
+	Starts   [numLegs]starts `json:"starts,omitzero"`
 	Rotation [numLegs]uint32 `json:"rotation"`
 	// Returning is the share of requests that continue a known conversation.
 	Returning [numLegs]float64 `json:"returning"`
@@ -107,7 +109,7 @@ type SharedState struct {
 // export returns the state. A query limits the conversations to those that its
 // decision can depend on; nil exports all.
 func (r *Router) export(q *Query) *State {
-	s := &State{Config: r.config, Judged: r.judged, JudgeNext: r.judgeNext, Free: append([]uint32(nil), r.ledger.free...)}
+	s := &State{Config: r.config, Judged: r.judged, JudgeNext: r.judgeNext, Others: r.others, Free: append([]uint32(nil), r.ledger.free...)}
 	for _, slot := range r.order {
 		t := &r.targets[slot]
 		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Held: r.held(slot), Health: *t.health, Progress: t.progress}
@@ -116,9 +118,9 @@ func (r *Router) export(q *Query) *State {
 		}
 		s.Targets = append(s.Targets, ts)
 	}
-	s.Pools = append(s.Pools, PoolState{"", r.anyModel.cursor, r.anyModel.rotation, r.anyModel.returning, r.anyModel.paces, r.anyModel.live})
+	s.Pools = append(s.Pools, PoolState{"", r.anyModel.cursor, r.anyModel.starts, r.anyModel.rotation, r.anyModel.returning, r.anyModel.paces, r.anyModel.live})
 	for model, p := range r.models {
-		s.Pools = append(s.Pools, PoolState{model, p.cursor, p.rotation, p.returning, p.paces, p.live})
+		s.Pools = append(s.Pools, PoolState{model, p.cursor, p.starts, p.rotation, p.returning, p.paces, p.live})
 	}
 	sort.Slice(s.Pools, func(i, j int) bool { return s.Pools[i].Model < s.Pools[j].Model })
 	for i := range r.ledger.slab {
@@ -214,6 +216,10 @@ func importState(s *State) (*Router, error) {
 		return nil, err
 	}
 	r.queue = new(Queue)
+	if o := s.Others; o.Place < 0 || o.Replicas < 0 || max(o.Place, o.Replicas) > maxImportedSlot {
+		return nil, fmt.Errorf("import: place %d among %d replicas is out of range", o.Place, o.Replicas)
+	}
+	r.others = s.Others
 	for i := range s.Targets {
 		ts := &s.Targets[i]
 		if ts.Slot > maxImportedSlot {
@@ -244,7 +250,7 @@ func importState(s *State) (*Router, error) {
 		if p == nil {
 			return nil, fmt.Errorf("import: model %q has no target", ps.Model)
 		}
-		p.cursor, p.rotation, p.returning, p.paces, p.live = ps.Cursor, ps.Rotation, ps.Returning, ps.Paces, ps.Live
+		p.cursor, p.starts, p.rotation, p.returning, p.paces, p.live = ps.Cursor, ps.Starts, ps.Rotation, ps.Returning, ps.Paces, ps.Live
 	}
 	if s.Begun != (Key{}) {
 		r.programs.begin(programKey{s.Begun, r.poolOf(s.BegunModel)}, 0, false)

@@ -118,6 +118,7 @@ type pool struct {
 	size  int
 	// cursor is the next position in Router.order, per leg.
 	cursor [numLegs]int32
+	starts [numLegs]starts
 	// rotation counts picks, per leg, for ties that rotate.
 	rotation [numLegs]uint32
 	// returning is the share of turns whose conversation was known, a moving mean over about
@@ -126,6 +127,13 @@ type pool struct {
 	paces     paces
 	// live is the tokens of the live programs.
 	live int64
+}
+
+// starts are when a round robin last placed a new conversation of a leg here, and when this replica last heard of one that
+// another placed. Own reports that it does not follow the others' cursors, as they come within the delay of sharing.
+type starts struct {
+	Placed, Heard time.Duration
+	Own           bool
 }
 
 const returningOver = 512

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -97,6 +98,63 @@ func TestTwoReplicasShare(t *testing.T) {
 		if r.Live() != 0 || r.Load(plan.Decode) != (routing.Load{}) {
 			t.Errorf("after the end: got %d bookings, load %+v, want none", r.Live(), r.Load(plan.Decode))
 		}
+	}
+}
+
+// Conversations that begin at three replicas within the delay of sharing, of which none knows of the others', go to different
+// targets after the first. A replica that is alone, or that knows of the others', places them in turn.
+func TestConversationsThatBeginTogetherSpread(t *testing.T) {
+	var cores []*Core
+	for _, id := range []string{"b", "c", "a"} {
+		r := newRouter(t, 12)
+		c := New(id, r, 0, func() {})
+		r.Share(c)
+		cores = append(cores, c)
+	}
+	deliver(t, 0, cores...)
+	now, number := time.Second, 0
+	tick := func() {
+		for _, c := range cores {
+			c.Tick(now)
+		}
+		deliver(t, now, cores...)
+	}
+	begin := func(c *Core) int {
+		number++
+		id := fmt.Sprint("new ", number)
+		return int(must(c.router.Pick(now, &routing.Query{ID: id, Conversation: id, PromptTokens: 100}, nil, nil)).Decode)
+	}
+	tick()
+	var got [3][]int
+	for range 4 {
+		for i, c := range cores {
+			got[i] = append(got[i], begin(c))
+		}
+	}
+	if want := [3][]int{{0, 5, 6, 7}, {0, 9, 10, 11}, {0, 1, 2, 3}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("at the same time: got the targets %v, want %v", got, want)
+	}
+	deliver(t, now, cores...)
+
+	var inTurn []int
+	for i := range 7 {
+		deliver(t, now, cores...)
+		now += 2 * unseen
+		inTurn = append(inTurn, begin(cores[i%3]))
+	}
+	if want := []int{8, 4, 5, 6, 7, 8, 9}; !slices.Equal(inTurn, want) { // 4 and 8 had none, 0 has three
+		t.Errorf("one after another: got the targets %v, want %v", inTurn, want)
+	}
+
+	for _, c := range cores[1:] {
+		c.Bye()
+	}
+	deliver(t, now, cores...)
+	cores = cores[:1]
+	now += 2 * unseen
+	tick()
+	if got, want := []int{begin(cores[0]), begin(cores[0]), begin(cores[0])}, []int{10, 11, 1}; !slices.Equal(got, want) {
+		t.Errorf("together at one that is alone: got the targets %v, want %v", got, want)
 	}
 }
 

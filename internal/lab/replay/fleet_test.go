@@ -128,3 +128,35 @@ func TestReplicasSpreadAsOne(t *testing.T) {
 		}
 	}
 }
+
+// Conversations that begin at different replicas faster than these hear of each other are spread nearly as by one replica.
+func TestConversationsThatBeginTogether(t *testing.T) {
+	if raceDetector {
+		t.Skip("simulations of one goroutine each: run without the race detector")
+	}
+	var seeds []uint64
+	for seed := range uint64(24) {
+		seeds = append(seeds, seed+1)
+	}
+	cv := func(over float64, c Conditions) float64 {
+		w := Skew{Clients: 80, StartOver: over, Shared: 320, FirstMean: 400, FirstSigma: 0.1, TurnMean: 100, TurnSigma: 0.1,
+			OutputMean: 20, MinTurns: 6, MaxTurns: 6, Think: 0.01, Requests: 480}.Workload("together")
+		report, err := Run(Options{Workload: w, Fleet: Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(1_000_000)}, Policies: []string{"kv-aware"}, Seeds: seeds, Conditions: c})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return report.Rows[0].Mean.CV
+	}
+	for _, replicas := range []int{3, 4} {
+		one, several := 0.0, 0.0
+		for _, over := range []float64{0, 0.02, 0.05, 0.1} { // seconds
+			one += cv(over, Conditions{})
+			several += cv(over, Conditions{Replicas: replicas, Share: true, ShareDelay: 0.006})
+		}
+		if ratio := several / one; ratio > 1.3 {
+			t.Errorf("%d replicas: got a CV of requests per engine of %.2f times one's, want at most 1.3", replicas, ratio)
+		} else {
+			t.Logf("%d replicas: the CV of requests per engine is %.2f times one's", replicas, ratio)
+		}
+	}
+}
