@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -300,19 +301,37 @@ func TestExternalServerIsKilledAndComesBack(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	s := startNATS(t, server.RANDOM_PORT)
 	port := s.Addr().(*net.TCPAddr).Port
+	var log strings.Builder // read after all have closed
+	writer := zerolog.SyncWriter(&log)
 	start := func(name, password string) *member {
 		f := defaultFleet(config.FleetExternal)
 		f.Name, f.SyncTimeout = name, config.Duration(2*time.Second)
 		f.External = config.FleetExtern{URL: fmt.Sprint("nats://127.0.0.1:", port), User: "u", PasswordFile: secretFile(t, password)}
-		return startMember(t, &f, nil)
+		m := &member{t: t, router: newRouter(t, 4), start: time.Now()}
+		m.Node = must(Start(t.Context(), Options{Config: &f, Update: m.update, Log: zerolog.New(writer)}))
+		return m
+	}
+	connected := func(m *member) (got float64) {
+		m.Collect(func(name, _ string, value float64, _ ...string) {
+			if name == "replicas_connected" {
+				got = value
+			}
+		})
+		return got
 	}
 	a, b, other, stranger := start("one", "p"), start("one", "p"), start("two", "p"), start("one", "wrong")
 	eventually(t, "pair", func() bool { return len(a.State().Peers) == 1 && len(b.State().Peers) == 1 })
 	plan := a.pick("c")
 	eventually(t, "booking at the other", func() bool { return b.live() == 1 })
+	if got := connected(a); got != 1 {
+		t.Errorf("got replicas_connected %v, want 1", got)
+	}
 	s.Shutdown()
 	s.WaitForShutdown()
 	eventually(t, "loss of the connection", func() bool { return !a.State().Connected && !b.State().Connected })
+	if got := connected(a); got != 0 {
+		t.Errorf("without NATS: got replicas_connected %v, want 0", got)
+	}
 	b.pick("d") // decided alone
 	a.update(func(r *routing.Router, now time.Duration) { r.Release(now, plan.Reservation) })
 	eventually(t, "drop of the silent replica", func() bool { return len(a.State().Peers) == 0 && a.live() == 0 && b.live() == 1 })
@@ -329,6 +348,13 @@ func TestExternalServerIsKilledAndComesBack(t *testing.T) {
 	}
 	s.Shutdown()
 	s.WaitForShutdown()
+	for _, m := range []*member{a, b} {
+		if want := fmt.Sprintf(`"replica":%q`, m.id); !slices.ContainsFunc(strings.Split(log.String(), "\n"), func(line string) bool {
+			return strings.Contains(line, want) && strings.Contains(line, "NATS connection lost, routing alone")
+		}) {
+			t.Errorf("%s: got the log\n%swant it to say that the connection is lost", m.id, log.String())
+		}
+	}
 }
 
 // The password and the token of an external NATS are replaced while replicas run.
