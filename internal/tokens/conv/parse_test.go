@@ -140,7 +140,7 @@ func TestResultsAreKeptForEqualBodiesOnly(t *testing.T) {
 func TestTheCacheIsBounded(t *testing.T) {
 	const limit = 512 << 10
 	c := New(limit)
-	shape := func(raw []byte) (v value, keep bool, err error) { return none(), true, nil }
+	shape := func(_ *[]byte, raw []byte) (v value, keep bool, err error) { return none(), true, nil }
 	var all sync.WaitGroup
 	for g := range 4 {
 		all.Go(func() {
@@ -211,13 +211,26 @@ func TestLongMessagesAreKeptWhenTheyComeAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	turn := c.Turn(req)
 	for i, want := range []int{1, 1, 0} {
 		calls := 0
-		if _, err := c.Turn(req).Messages(req, 256, func([]byte) (value, bool, error) { calls++; return none(), true, nil }); err != nil {
+		if _, err := turn.Messages(req, 256, func(texts *[]byte, _ []byte) (value, bool, error) {
+			if kept := i == 1; kept != (texts == nil) {
+				t.Errorf("time %d: got memory that is reused: %v, want %v", i, texts != nil, !kept)
+			}
+			calls++
+			return none(), true, nil
+		}); err != nil {
 			t.Fatal(err)
 		}
 		if calls != want {
 			t.Errorf("time %d: got %d messages shaped, want %d", i, calls, want)
+		}
+	}
+	for _, n := range []int{maxTexts, maxTexts + 1} {
+		turn.texts = make([]byte, n)
+		if turn.Reset(); len(turn.texts) != 0 || (cap(turn.texts) == 0) != (n > maxTexts) {
+			t.Errorf("got %d of %d bytes after a message of %d, want 0, and room up to %d", len(turn.texts), cap(turn.texts), n, maxTexts)
 		}
 	}
 }

@@ -283,13 +283,13 @@ func TestTheSizeOfMessagesIsCounted(t *testing.T) {
 			return int64(m.HeapAlloc)
 		}
 		before := heap()
-		for i := range 32 {
-			raw := fmt.Sprintf(`{"messages":[{"role":"user","n":%d,"reasoning":[%s]}]}`, i, strings.TrimSuffix(strings.Repeat(item+",", 16000/(len(item)+1)), ","))
+		for i := range 320 {
+			raw := fmt.Sprintf(`{"messages":[{"role":"user","n":%d,"reasoning":[%s]}]}`, i, strings.TrimSuffix(strings.Repeat(item+",", 1600/(len(item)+1)), ","))
 			req, err := body.Parse(body.Chat, []byte(raw))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := c.Turn(req).Messages(req, 256, func(raw []byte) (value, bool, error) {
+			if _, err := c.Turn(req).Messages(req, 256, func(_ *[]byte, raw []byte) (value, bool, error) {
 				v, err := jinja.ParseJSON(raw)
 				return v, true, err
 			}); err != nil {

@@ -30,6 +30,7 @@ type Turn struct {
 	elements []body.Span
 	marks    []mark
 	cuts     []bpe.Cut
+	texts    []byte // strings of messages that are not kept
 }
 
 // Turn returns the turn of a request that is parsed already.
@@ -43,6 +44,9 @@ func (t *Turn) Reset() {
 
 func (t *Turn) begin(c *Cache, req *body.Request) {
 	t.cache, t.Request, t.whole, t.result = c, req, nil, nil
+	if t.texts = t.texts[:0]; cap(t.texts) > maxTexts {
+		t.texts = nil
+	}
 	t.forget()
 }
 
@@ -105,29 +109,35 @@ func (c *Cache) parseChat(t *Turn, api body.API, raw []byte) error {
 // Messages above longMessage bytes are kept from their second occurrence on, which most never
 // have; those above largeMessage are not kept.
 const (
-	longMessage  = 16 << 10
+	longMessage  = 2 << 10
 	largeMessage = 256 << 10
+	maxTexts     = 1 << 20 // of strings whose memory a turn reuses
 )
 
 // Messages returns the value of each of r's elements: from the cache if known, else by shape, which
-// gets the JSON and reports whether its result may be kept. r is the turn's request or one made of
-// it. Values of one space depend on nothing but the JSON; they are shared and must not be modified.
-func (t *Turn) Messages(r *body.Request, space uint64, shape func(raw []byte) (v jinja.Value, keep bool, err error)) ([]jinja.Value, error) {
+// gets the JSON and reports whether its result may be kept. Of a message that is not kept anyway it
+// may have strings in texts, which is nil for others: its value is valid until the next Parse or
+// Reset. r is the turn's request or one made of it. Values of one space depend on nothing but the
+// JSON; they are shared and must not be modified.
+func (t *Turn) Messages(r *body.Request, space uint64, shape func(texts *[]byte, raw []byte) (v jinja.Value, keep bool, err error)) ([]jinja.Value, error) {
 	c := t.cache
 	found := make([]*entry, len(r.Elements))
 	keys := t.digests[:0]
 	if c != nil {
 		for _, e := range r.Elements {
-			key := uint64(0)
-			if raw := e.Of(r.Body); len(raw) <= largeMessage { // larger ones are not kept
-				key = maphash.Bytes(c.seed, raw)
+			key := uint64(0) // of what is not kept
+			if raw := e.Of(r.Body); len(raw) <= largeMessage {
+				key = maphash.Bytes(c.seed, raw) ^ space*0x9e3779b97f4a7c15
 			}
-			keys = append(keys, key^space*0x9e3779b97f4a7c15)
+			keys = append(keys, key)
 		}
 		t.digests = keys
 		c.mu.Lock()
-		for i, key := range keys {
-			found[i] = c.get(messages, space, key)
+		for i, s := range r.Elements {
+			found[i] = c.get(messages, space, keys[i])
+			if found[i] != nil || s.End-s.Start > longMessage && !c.again(keys[i]) {
+				keys[i] = 0
+			}
 		}
 		c.mu.Unlock()
 	}
@@ -138,11 +148,11 @@ func (t *Turn) Messages(r *body.Request, space uint64, shape func(raw []byte) (v
 			out = append(out, e.value)
 			continue
 		}
-		keep := c != nil && found[i] == nil && len(raw) <= largeMessage && (len(raw) <= longMessage || c.seen(keys[i]))
+		texts, keep := &t.texts, c != nil && keys[i] != 0
 		if keep {
-			raw = bytes.Clone(raw) // the value refers to it
+			raw, texts = bytes.Clone(raw), nil // the value refers to it
 		}
-		v, may, err := shape(raw)
+		v, may, err := shape(texts, raw)
 		if err != nil {
 			return nil, err
 		}
@@ -152,13 +162,6 @@ func (t *Turn) Messages(r *body.Request, space uint64, shape func(raw []byte) (v
 		}
 	}
 	return out, nil
-}
-
-// seen is again for a caller without the lock.
-func (c *Cache) seen(key uint64) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.again(key)
 }
 
 // put is add for a caller without the lock. It keeps nothing if another goroutine was faster.

@@ -30,7 +30,7 @@ func FuzzRender(f *testing.F) {
 }
 
 func FuzzParseJSON(f *testing.F) {
-	for _, s := range []string{`{"a": [1, 2.5, -0, "x\u00e9\ud83d\ude00", null, true, false, NaN]}`, `"\ud800"`, "[[[[]]]]", "\"\xff\"", `{"a":1,"a":2}`, "1e999", "-", "{"} {
+	for _, s := range []string{`{"a": [1, 2.5, -0, "x\u00e9\ud83d\ude00", null, true, false, NaN]}`, `"\ud800"`, "[[[[]]]]", "\"\xff\"", `{"a":1,"a":2}`, `["\n","a\\\\","\u00e9\"","a much longer text\t"]`, "1e999", "-", "{"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -42,9 +42,14 @@ func FuzzParseJSON(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := ParseJSON(out)
+		texts := make([]byte, 0, len(data)%32) // too small for some
+		first, _ := ParseJSONInto(&texts, data, false)
+		again, err := ParseJSONInto(&texts, out, false)
 		if err != nil {
 			t.Fatalf("%s: %v", out, err)
+		}
+		if in, err := AppendJSON(nil, first, JSONOptions{}); err != nil || string(in) != string(out) {
+			t.Fatalf("with texts %s is %s, %v; want %s", data, in, err, out)
 		}
 		second, err := AppendJSON(nil, again, JSONOptions{})
 		if err != nil || string(second) != string(out) {

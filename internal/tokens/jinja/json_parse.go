@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -37,15 +38,14 @@ const maxIntDigits = 4300
 // duplicate keys the last value wins in the position of the first, and NaN and Infinity are
 // numbers. Strings without escapes alias data, which must not be modified while the value is in
 // use.
-func ParseJSON(data []byte) (Value, error) { return parseJSON(data, false) }
+func ParseJSON(data []byte) (Value, error) { return ParseJSONInto(nil, data, false) }
 
-// ParseJSONSurrogates is ParseJSON, but accepts lone surrogates, as Python does: each becomes the
-// three bytes that UTF-8 would use for it. Such a string is not valid text. That matters only if
-// it is printed, and then no tokenizer accepts the prompt.
-func ParseJSONSurrogates(data []byte) (Value, error) { return parseJSON(data, true) }
-
-func parseJSON(data []byte, halves bool) (Value, error) {
-	p := jsonParser{src: unsafe.String(unsafe.SliceData(data), len(data)), halves: halves}
+// ParseJSONInto is ParseJSON for a value that is used briefly: strings with escapes are appended to
+// texts, unless it is nil, and are valid until that is shortened. With surrogates it accepts lone
+// ones, as Python does: each becomes the three bytes that UTF-8 would use for it. Such a string is
+// not valid text. That matters only if it is printed, and then no tokenizer accepts the prompt.
+func ParseJSONInto(texts *[]byte, data []byte, surrogates bool) (Value, error) {
+	p := jsonParser{src: unsafe.String(unsafe.SliceData(data), len(data)), texts: texts, halves: surrogates}
 	if !ascii.ValidString(p.src) && !utf8.ValidString(p.src) {
 		return Value{}, fmt.Errorf("parse JSON: %w", ErrInvalidUTF8)
 	}
@@ -65,7 +65,8 @@ func parseJSON(data []byte, halves bool) (Value, error) {
 
 type jsonParser struct {
 	src    string
-	halves bool // accept lone surrogates
+	texts  *[]byte // see ParseJSONInto
+	halves bool    // accept lone surrogates
 	pos    int
 	items  []Value // stack of the items of unfinished lists
 	pairs  []entry // the same for objects
@@ -192,18 +193,12 @@ func (p *jsonParser) objectValue(depth int) (Value, error) {
 			return Value{}, err
 		}
 	}
-	d := dictOf(p.pairs[start:])
+	d := NewDict(len(p.pairs) - start)
+	for i := range p.pairs[start:] {
+		d.Set(p.pairs[start+i].key.str(), p.pairs[start+i].value) // of duplicate keys the last one wins
+	}
 	p.pairs = p.pairs[:start]
 	return FromDict(d), nil
-}
-
-// dictOf copies pairs with str keys; of duplicate keys the last one wins.
-func dictOf(pairs []entry) *Dict {
-	d := NewDict(len(pairs))
-	for i := range pairs {
-		d.Set(pairs[i].key.str(), pairs[i].value)
-	}
-	return d
 }
 
 // number reads an int or a float; the grammar is stricter than Go's.
@@ -330,9 +325,22 @@ func quoteEnd(s string, i int) int {
 
 var jsonEscapes = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
+// room returns an empty slice with room for n bytes. Full texts stay as they are: strings are in them.
+func (p *jsonParser) room(n int) []byte {
+	if p.texts == nil {
+		return make([]byte, 0, n)
+	}
+	texts := *p.texts
+	if cap(texts)-len(texts) < n {
+		texts = make([]byte, 0, max(n, 2*cap(texts)))
+	}
+	*p.texts = texts[:len(texts)+n]
+	return texts[len(texts):len(texts):len(*p.texts)]
+}
+
 // escaped reads the rest of a string from its first backslash.
 func (p *jsonParser) escaped(start, i int) (string, error) {
-	buf := append(make([]byte, 0, quoteEnd(p.src, i)-start), p.src[start:i]...)
+	buf := append(p.room(quoteEnd(p.src, i)-start), p.src[start:i]...)
 	for i < len(p.src) {
 		c := p.src[i]
 		switch {
@@ -394,18 +402,7 @@ func (p *jsonParser) hex4(i int) (rune, bool) {
 	if i+4 > len(p.src) {
 		return 0, false
 	}
-	var r rune
-	for _, c := range []byte(p.src[i : i+4]) {
-		switch {
-		case c >= '0' && c <= '9':
-			r = r<<4 | rune(c-'0')
-		case c >= 'a' && c <= 'f':
-			r = r<<4 | rune(c-'a'+10)
-		case c >= 'A' && c <= 'F':
-			r = r<<4 | rune(c-'A'+10)
-		default:
-			return 0, false
-		}
-	}
-	return r, true
+	var b [2]byte
+	_, err := hex.Decode(b[:], []byte(p.src[i:i+4]))
+	return rune(b[0])<<8 | rune(b[1]), err == nil
 }

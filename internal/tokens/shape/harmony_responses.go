@@ -116,7 +116,7 @@ func harmonyInput(in input) ([]jinja.Value, error) {
 		n := 0
 		body.EachItem(raw, func(item []byte) {
 			if n++; err == nil {
-				_, err = shaped(in, item, func(v jinja.Value) (jinja.Value, error) {
+				_, err = shaped(in, nil, item, func(v jinja.Value) (jinja.Value, error) {
 					if n == 1 {
 						head(roleOf(v))
 					}

@@ -1,6 +1,7 @@
 package shape
 
 import (
+	"strings"
 	"sync"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -89,7 +90,7 @@ func (i *images) add(v jinja.Value) bool {
 	if err != nil {
 		return false
 	}
-	if !named {
+	if identifier = strings.Clone(identifier); !named { // it outlives the message
 		identifier = media.VLLMIdentifier(data, img, i.served)
 	}
 	i.list = append(i.list, image{img, i.family.Turns && media.MayTurn(data), identifier})

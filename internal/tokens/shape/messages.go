@@ -27,13 +27,13 @@ type shaper func(v jinja.Value) (jinja.Value, error)
 // errStopped ends the shaping of messages. The caller of Model gets the error of its context instead.
 var errStopped = errors.New("the shaping of messages was stopped")
 
-func shaped(in input, raw []byte, shape shaper) (jinja.Value, error) {
+func shaped(in input, texts *[]byte, raw []byte, shape shaper) (jinja.Value, error) {
 	select {
 	case <-in.stop:
 		return jinja.None(), errStopped
 	default:
 	}
-	v, err := in.parse("messages", raw)
+	v, err := in.parse(texts, "messages", raw)
 	if err != nil {
 		return v, err
 	}
@@ -43,9 +43,9 @@ func shaped(in input, raw []byte, shape shaper) (jinja.Value, error) {
 // shapeMessages returns every message, shaped.
 func (m *Model) shapeMessages(in input, kind shapeKind, p *plan, shape shaper) ([]jinja.Value, error) {
 	if in.Form == body.FormMessages && len(in.Elements) == in.Count {
-		return in.turn.Messages(in.Request, m.space+uint64(kind), func(raw []byte) (jinja.Value, bool, error) {
+		return in.turn.Messages(in.Request, m.space+uint64(kind), func(texts *[]byte, raw []byte) (jinja.Value, bool, error) {
 			images := p.images.count()
-			v, err := shaped(in, raw, shape)
+			v, err := shaped(in, texts, raw, shape)
 			return v, !p.isCut() && p.images.count() == images, err
 		})
 	}
@@ -60,7 +60,7 @@ func (m *Model) shapeMessages(in input, kind shapeKind, p *plan, shape shaper) (
 			return
 		}
 		var v jinja.Value
-		v, first = shaped(in, item, shape)
+		v, first = shaped(in, nil, item, shape)
 		out = append(out, v)
 	})
 	return out, first

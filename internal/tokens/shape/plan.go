@@ -72,11 +72,12 @@ func (in input) value(f body.Field) (jinja.Value, error) {
 	if raw == nil {
 		return jinja.None(), nil
 	}
-	return in.parse(f.String(), raw)
+	return in.parse(nil, f.String(), raw)
 }
 
-func (in input) parse(name string, raw []byte) (jinja.Value, error) {
-	v, err := in.profile.parse(raw)
+// parse reads a JSON text. texts is for jinja.ParseJSONInto.
+func (in input) parse(texts *[]byte, name string, raw []byte) (jinja.Value, error) {
+	v, err := in.profile.parse(texts, raw)
 	switch {
 	case errors.Is(err, jinja.ErrLoneSurrogate):
 		return v, refuse("%s: surrogates are not allowed in text", name)

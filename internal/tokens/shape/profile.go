@@ -10,8 +10,8 @@ import (
 
 // profile holds the rules by which one engine builds the prompt of a request.
 type profile struct {
-	// parse parses JSON as the engine's own reader does.
-	parse func(raw []byte) (jinja.Value, error)
+	// parse parses JSON as the engine's own reader does. texts is for jinja.ParseJSONInto.
+	parse func(texts *[]byte, raw []byte) (jinja.Value, error)
 	// longIntegers: bodies with integers of more than 4,300 digits are accepted.
 	longIntegers bool
 	// chat plans a chat, or the messages of a request to the tokenizing endpoint.
@@ -51,7 +51,7 @@ type profile struct {
 // profiles are indexed by Engine.
 var profiles = [...]*profile{
 	VLLM: {
-		parse:            jinja.ParseJSONSurrogates, // as Python's json: lone surrogates are errors only when they are printed
+		parse:            func(texts *[]byte, raw []byte) (jinja.Value, error) { return jinja.ParseJSONInto(texts, raw, true) }, // as Python's json: lone surrogates are errors only when they are printed
 		chat:             (*Model).vllmChat,
 		anthropic:        vllmAnthropic,
 		truncation:       (*Model).vllmTruncation,
@@ -68,7 +68,9 @@ var profiles = [...]*profile{
 		cacheRules:     vllmCacheRules,
 	},
 	SGLang: {
-		parse:        func(raw []byte) (jinja.Value, error) { return jinja.ParseJSON(wideIntegers(raw)) },
+		parse: func(texts *[]byte, raw []byte) (jinja.Value, error) {
+			return jinja.ParseJSONInto(texts, wideIntegers(raw), false)
+		},
 		longIntegers: true,
 		chat:         (*Model).sglangChat,
 		anthropic:    sglangAnthropic,
@@ -85,7 +87,7 @@ var profiles = [...]*profile{
 		cacheRules: sglangCacheRules,
 	},
 	TRTLLM: {
-		parse:        jinja.ParseJSON,
+		parse:        func(texts *[]byte, raw []byte) (jinja.Value, error) { return jinja.ParseJSONInto(texts, raw, false) },
 		longIntegers: true,
 		chat:         (*Model).trtllmChat,
 		assumed:      "TensorRT-LLM's chat shape",
