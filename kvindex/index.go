@@ -68,7 +68,7 @@ type Index struct {
 	own     []uint64
 	split   []EngineHash
 	cover   []bool
-	moved   []uint64
+	copied  []uint64
 	leaving []leaving
 	touched uint64 // keeps flushNames' loads from being optimised away
 }
@@ -540,8 +540,9 @@ func (x *Index) rebuild(id uint32) {
 	x.counters.rebuilt++
 	old := x.seg(id)
 	n := old.blocks()
-	x.moved = append(x.moved[:0], old.runs()...)
-	moved := x.moved
+	x.copied = append(x.copied[:0], old[:segmentWords(old.room(), old.runRoom())]...)
+	was := segment(x.copied)
+	moved, own, names, entered := was.runs(), was.own(), was.names(), was.entered()
 	x.cover = append(x.cover[:0], make([]bool, n)...)
 	for _, r := range moved {
 		x.slots[runSlot(r)].held[runTier(r)] -= int64(runEnd(r) - runStart(r))
@@ -557,9 +558,6 @@ func (x *Index) rebuild(id uint32) {
 		}
 	}
 	x.liveBlocks -= int64(n - old.dead())
-	own := append([]uint64(nil), old.own()...)
-	names := append([]uint64(nil), old.names()...)
-	entered := append([]uint64(nil), old.entered()...)
 	for i := range names {
 		x.unname(old, placeAt(id, i))
 	}
