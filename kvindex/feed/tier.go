@@ -6,46 +6,39 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// media maps engines' names of storage media to tiers: vLLM (GPU, CPU, and its connectors'
-// STORAGE, FS, OBJ), SGLang's HiCache (CPU_PINNED, DISK, EXTERNAL) and the names of relays.
-var media = map[string]kvindex.Tier{
-	"":           kvindex.Device,
-	"GPU":        kvindex.Device,
-	"DEVICE":     kvindex.Device,
-	"CPU":        kvindex.Host,
-	"CPU_PINNED": kvindex.Host,
-	"CPU_TIER1":  kvindex.Host,
-	"HOST":       kvindex.Host,
-	"CPU_TIER2":  kvindex.Disk,
-	"STORAGE":    kvindex.Disk,
-	"FS":         kvindex.Disk,
-	"DISK":       kvindex.Disk,
-	"NVME":       kvindex.Disk,
-	"OBJ":        kvindex.External,
-	"EXTERNAL":   kvindex.External,
-	"NETWORK":    kvindex.External,
-	"REMOTE":     kvindex.External,
-	"SHARED":     kvindex.External,
+// tierNamed maps engines' names of storage media to tiers: vLLM (GPU, CPU, and its connectors'
+// STORAGE, FS, OBJ), SGLang's HiCache (CPU_PINNED, DISK, EXTERNAL) and the names of relays. Here
+// and below a switch costs each event less than a map.
+func tierNamed(medium string) (kvindex.Tier, bool) {
+	switch medium {
+	case "", "GPU", "DEVICE":
+		return kvindex.Device, true
+	case "CPU", "CPU_PINNED", "CPU_TIER1", "HOST":
+		return kvindex.Host, true
+	case "CPU_TIER2", "STORAGE", "FS", "DISK", "NVME":
+		return kvindex.Disk, true
+	case "OBJ", "EXTERNAL", "NETWORK", "REMOTE", "SHARED":
+		return kvindex.External, true
+	}
+	return 0, false
 }
 
 // tierOf looks up a medium, ignoring case, because connectors differ in it.
 func tierOf(medium []byte) (kvindex.Tier, bool) {
-	tier, ok := media[string(medium)]
+	tier, ok := tierNamed(string(medium))
 	if !ok {
-		tier, ok = media[strings.ToUpper(string(medium))]
+		tier, ok = tierNamed(strings.ToUpper(string(medium)))
 	}
 	return tier, ok
 }
 
-// mainAttention maps the kinds of KV-cache group to whether they hold the prefix by which hits
-// are counted. An event without a kind counts as main attention.
-var mainAttention = map[string]bool{
-	"":                    true,
-	"full_attention":      true,
-	"mla_attention":       true,
-	"sink_full_attention": true,
+// mainAttention reports whether a kind of KV-cache group holds the prefix by which hits are
+// counted. An event without a kind counts as main attention.
+func mainAttention(kind []byte) bool {
+	return len(kind) == 0 || string(kind) == "full_attention" || string(kind) == "mla_attention" || string(kind) == "sink_full_attention"
 }
 
-// local maps the values of locality and ownership to whether the block belongs to the publishing
-// rank.
-var local = map[string]bool{"": true, "LOCAL": true, "OWNED": true, "EXCLUSIVE": true}
+// local reports whether a block with this locality or ownership belongs to the publishing rank.
+func local(value []byte) bool {
+	return len(value) == 0 || string(value) == "LOCAL" || string(value) == "OWNED" || string(value) == "EXCLUSIVE"
+}
