@@ -111,7 +111,7 @@ func (c *Cache) parseChat(t *Turn, api body.API, raw []byte) error {
 const (
 	longMessage  = 2 << 10
 	largeMessage = 256 << 10
-	maxTexts     = 1 << 20 // of strings whose memory a turn reuses
+	maxTexts     = 256 << 10 // of strings whose memory a turn reuses
 )
 
 // Messages returns the value of each of r's elements: from the cache if known, else by shape, which
