@@ -367,3 +367,7 @@ gauntlet: build ## Compares all public routing rules on all families of workload
 	@mkdir -p out
 	@$(BIN)/kvlane replay --gauntlet --results out/gauntlet --report out/gauntlet.html $(if $(TRACE),--trace $(TRACE)) $(GAUNTLET) > out/gauntlet.md.tmp
 	@mv out/gauntlet.md.tmp out/gauntlet.md; sed -n '1,30p' out/gauntlet.md
+
+.PHONY: gauntlet-quick
+gauntlet-quick: ## The same with one seed on the quick cells: shows the ranking of a change, as the CI does
+	@$(MAKE) gauntlet GAUNTLET='--quick --seeds 1'
