@@ -2,6 +2,10 @@ package routing
 
 import "math"
 
+// A prompt of more than shortPrompt tokens of which a target has all but repeated is one that was
+// computed before: blocks hold up to 64 tokens, and the last one is seldom full.
+const shortPrompt, repeated = 256, 64
+
 // workerSum is the load of a worker's candidates.
 type workerSum struct {
 	queue, active, ranks int64
@@ -41,6 +45,11 @@ func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 	if d.returning > 0 {
 		d.ex.sayf("cost", "a miss costs %.1f: %.0f %% of the requests continue a conversation", missPrice, 50*(1+d.returning/d.req.policy.Returning))
 	}
+	requestPrice := w.Active + w.ActiveShare*prompt
+	if affinity && w.Repeat < 1 && d.q.PromptTokens > shortPrompt && d.q.PromptTokens-d.bestOverlap <= repeated {
+		requestPrice *= w.Repeat
+		d.ex.sayf("cost", "a request costs %.0f: the prompt is computed already", requestPrice)
+	}
 	for i := range cands {
 		c := &cands[i]
 		miss := float64(c.miss)
@@ -54,7 +63,7 @@ func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 			active += w.Blend * (float64(s.active)/float64(s.ranks) - active)
 		}
 		work := float64(c.work)
-		requests := (w.Active + w.ActiveShare*prompt) * active
+		requests := requestPrice * active
 		share := w.WorkShare * work * prompt / denominator / c.speed
 		if w.Queue > 0 || w.Work > 0 {
 			c.cost = (missPrice*miss+w.Queue*queue+w.Work*work)/c.speed + w.KV*float64(c.kv) + requests + share

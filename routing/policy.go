@@ -136,8 +136,8 @@ type Cap struct {
 // Cost is a sum of terms in tokens. With miss the uncached tokens of this request,
 // queue, work, kv and active the target's Load, L the prompt's tokens:
 //
-//	Miss*miss + Queue*queue + Work*work + KV*kv + Active*active
-//	  + ActiveShare*L*active + WorkShare*L*work/max(sum of work, L)
+//	Miss*miss + Queue*queue + Work*work + KV*kv + (Active + ActiveShare*L)*active
+//	  + WorkShare*L*work/max(sum of work, L)
 //
 // miss, queue and work are divided by the target's speed. Without Queue and Work the sum is
 // a score of cached tokens, not a time: then the requests are divided by the speed instead
@@ -156,6 +156,10 @@ type Cost struct {
 	Active float64 `json:"active" yaml:"active"`
 	// ActiveShare is the price of such a request as part of the prompt. 0 to 10.
 	ActiveShare float64 `json:"active_share" yaml:"active_share"`
+	// Repeat is the part of Active and ActiveShare that counts for a prompt that is computed
+	// already: a target has all but 64 of its tokens, as for samples of one prompt. Such a
+	// request brings decoding alone. 0 to 1.
+	Repeat float64 `json:"repeat" yaml:"repeat"`
 	// WorkShare is the price of the target's share of all work, in prompts. 0 to 100.
 	WorkShare float64 `json:"work_share" yaml:"work_share"`
 	// Blend is how far a rank's queue and requests are replaced by the mean over its
@@ -271,6 +275,7 @@ func (c *Cost) check(prefix string, ps *problems) {
 		{"work", c.Work, 0, 100},
 		{"kv", c.KV, 0, 100},
 		{"active", c.Active, 0, 1e6},
+		{"repeat", c.Repeat, 0, 1},
 		{"active_share", c.ActiveShare, 0, 10},
 		{"work_share", c.WorkShare, 0, 100},
 		{"blend", c.Blend, 0, 1},

@@ -121,8 +121,11 @@ type forecast struct {
 	// of these delays others, and mark is the target's Booked with it. work is 0 once it is not
 	// awaited any more. withdrawn is that of the target at the booking.
 	ahead, own, work, mark, withdrawn float64
-	// learns is set if the next thing that is seen of it teaches something.
-	learns bool
+	// learns is set if the next thing that is seen of it teaches something, and behind if its
+	// first token does not: it only tells how long the prompts before it took. Learned from, it
+	// would make requests without prefill look as slow as the prompt that they waited for, and
+	// that one free.
+	learns, behind bool
 }
 
 func toDuration(seconds float64) time.Duration {
@@ -211,6 +214,7 @@ func (r *Router) expect(now time.Duration, res *reservation, seen bool) {
 	p.Booked += w.work
 	p.Due = max(p.Due, now) + toDuration(w.work)
 	w.mark, w.withdrawn, w.learns = p.Booked, p.withdrawn, seen
+	w.behind = res.Miss <= repeated && t.load.Queue > 4*res.Miss
 	if seen {
 		w.Expected = max(now+toDuration(w.ahead+w.own), 1)
 	}
@@ -256,7 +260,7 @@ func (r *Router) learnFirst(now time.Duration, res *reservation) {
 	r.computed(now, res)
 	w := &res.Forecast
 	took := (now - w.since).Seconds()
-	if t := r.computes(res); t != nil && w.learns && took > 0 {
+	if t := r.computes(res); t != nil && w.learns && !w.behind && took > 0 {
 		f, p := t.fitOf(), &t.progress
 		f.learn(&w.x, (took-w.ahead)/p.Factor, took)
 		if f.Seen > learnedFrom {

@@ -188,3 +188,49 @@ func TestHealthChangesKeepWhatIsLearned(t *testing.T) {
 		t.Errorf("got a prediction of %s, want about 120 ms", plan.TTFT)
 	}
 }
+
+// Samples of one prompt have their first tokens with it, in 0.25 s, and in 0.05 s where it is
+// cached. The time of the prompt must not be learned as that of its samples.
+func TestSamplesDoNotTeach(t *testing.T) {
+	r := newRouter(t, preset(t, "round-robin"), 1)
+	now := time.Duration(0)
+	group := func(missed int64, took time.Duration) (predicted []time.Duration) {
+		var plans []Plan
+		for i := range 16 {
+			q := &Query{ID: fmt.Sprint(now, i), PromptTokens: 4097}
+			o := []Overlap{{Slot: 0, Tokens: [kvindex.NumTiers]int32{4096}}}
+			if i == 0 {
+				o[0].Tokens[0] = int32(4097 - missed)
+			}
+			plan, err := r.Pick(now, q, o, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			plans, predicted = append(plans, plan), append(predicted, plan.TTFT)
+		}
+		now += took
+		for i := range plans {
+			r.FirstToken(now, plans[i].Reservation)
+		}
+		for i := range plans {
+			r.Release(now, plans[i].Reservation)
+		}
+		now += time.Second
+		return predicted
+	}
+	for i := range 200 {
+		missed, took := int64(4097), 250*time.Millisecond
+		if i%8 == 7 {
+			missed, took = 1, 50*time.Millisecond
+		}
+		predicted := group(missed, took)
+		if i < 150 {
+			continue
+		}
+		for _, p := range []time.Duration{predicted[0], predicted[15]} {
+			if e := math.Abs((p - took).Seconds()) / took.Seconds(); e > 0.2 {
+				t.Errorf("group %d: got %v, want %v", i, p, took)
+			}
+		}
+	}
+}

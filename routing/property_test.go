@@ -288,7 +288,11 @@ func TestCostAgainstNaive(t *testing.T) {
 				}
 				cursor = want%n + 1
 			} else {
-				cost := func(s int) int64 { return 6*miss[s] + loads[s].queue + 1000*loads[s].active }
+				price := int64(1000)
+				if q.PromptTokens > 256 && q.PromptTokens-best <= 64 {
+					price = 250
+				}
+				cost := func(s int) int64 { return 6*miss[s] + loads[s].queue + price*loads[s].active }
 				for s := range miss {
 					if cost(s) < cost(got) {
 						t.Fatalf("request %d: %d costs %d, %d costs %d", i, got, cost(got), s, cost(s))
