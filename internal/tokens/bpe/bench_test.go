@@ -289,8 +289,8 @@ func BenchmarkLoad(b *testing.B) {
 
 // reset empties the caches.
 func (enc *encoder) reset() {
-	clear(enc.tiny[:])
-	clear(enc.hot)
+	clear(enc.front[:])
+	clear(enc.broad[:])
 	clear(enc.long.slots)
 }
 

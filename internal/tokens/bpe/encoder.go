@@ -10,8 +10,8 @@ import (
 // encoder holds the word caches and the scratch memory; one Encode at a time uses it.
 type encoder struct {
 	t       *Tokenizer
-	tiny    *[1 << tinyBits]tinyWord
-	hot     []hotWord
+	front   *[1 << (frontBits - 1)][2]frontWord
+	broad   *[1 << broadBits]broadWord
 	long    *store
 	merge   merger
 	match   regexSearch
@@ -35,7 +35,7 @@ type encoder struct {
 }
 
 func newEncoder(t *Tokenizer) *encoder {
-	return &encoder{t: t, tiny: new([1 << tinyBits]tinyWord), hot: make([]hotWord, 1<<hotBits), long: newStore(1<<13, longText, longText/4)}
+	return &encoder{t: t, front: new([1 << (frontBits - 1)][2]frontWord), broad: new([1 << broadBits]broadWord), long: newStore(1<<12, longText, longText/4)}
 }
 
 // maxScratch bounds, in bytes, each buffer that is kept between texts.

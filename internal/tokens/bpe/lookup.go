@@ -1,66 +1,63 @@
 package bpe
 
-import "encoding/binary"
-
-// The ids of merged words are cached by word length. Words of up to shortSize bytes are in a
-// table whose entries take a quarter of a cache line; words of up to hotSize bytes in one whose
-// entries take half a line; all other words of up to maxWord bytes, which includes those with
-// more than hotIDs ids, in a store. Longer words are never cached, so a hostile prompt cannot
-// fill the memory.
-const (
-	tinyBits = 14
-	tinyIDs  = 3
-	hotBits  = 14 // two entries share a bucket
-	hotSize  = 16
-	hotIDs   = 4
-	maxWord  = 64
-	longText = 1 << 18
+import (
+	"encoding/binary"
+	"slices"
 )
 
-// tinyWord is the key of a word and its ids, with their number in the upper bits.
-type tinyWord struct{ key, ids uint64 }
+// The ids of words are cached by length: words of up to frontSize bytes in front, whose entries take
+// half a cache line; those of up to broadSize in broad, whose entries take one; others of up to
+// maxWord bytes, and those with more ids than an entry has room for, in a store. Longer words are
+// never cached, so a hostile prompt cannot fill the memory.
+const (
+	frontBits = 15 // two entries share a bucket
+	frontSize = 15
+	frontIDs  = 2 * perWord
+	broadBits = 13
+	broadSize = 31
+	broadIDs  = 4 * perWord
+	maxWord   = 64
+	longText  = 1 << 17
+)
 
-// packedID is the width in bits of a packed id.
-const packedID = 20
+// packedID is the width in bits of a packed id; an integer has room for perWord of them and, in the
+// bits above, their number.
+const (
+	packedID = 20
+	perWord  = 3
+	countAt  = perWord * packedID
+)
 
-func (e *tinyWord) appendTo(dst []uint32) []uint32 {
-	ids := e.ids
-	for range ids >> (tinyIDs * packedID) {
-		dst = append(dst, uint32(ids&maxID))
-		ids >>= packedID
+// frontWord is a word and its ids. The key is the bytes, zero-padded, with the size in the last one:
+// it distinguishes "a" from "a\x00" and is zero only in an empty entry. ids[0] has the number of ids.
+type frontWord struct{ key, ids [2]uint64 }
+
+// broadWord is the same for longer words.
+type broadWord struct{ key, ids [4]uint64 }
+
+// keyMasks keep the first n bytes of a word of 16.
+var keyMasks = func() (m [frontSize + 1][2]uint64) {
+	for n := range m {
+		m[n] = [2]uint64{headMask[min(n, 8)], headMask[max(n, 8)-8]}
 	}
-	return dst
-}
+	return m
+}()
 
-// hotWord is a word of more than shortSize bytes. key is its bytes, zero-padded; size
-// distinguishes "a" from "a\x00" and is zero in an empty entry. The ids from the fourth on are in
-// rest.
-type hotWord struct {
-	key  [2]uint64
-	size uint8
-	n    uint8
-	rest uint32
-	ids  uint64
-}
-
-func (e *hotWord) appendTo(dst []uint32) []uint32 {
-	ids := e.ids
-	for range min(e.n, tinyIDs) {
-		dst = append(dst, uint32(ids&maxID))
-		ids >>= packedID
-	}
-	if e.n > tinyIDs {
-		dst = append(dst, e.rest)
-	}
-	return dst
-}
-
-// packed packs up to tinyIDs ids into one integer.
-func packed(ids []uint32) (all uint64) {
+// pack writes ids, which must fit, and their number to all.
+func pack(all []uint64, ids []uint32) {
+	clear(all)
+	all[0] = uint64(len(ids)) << countAt
 	for i, id := range ids {
-		all |= uint64(id) << (i * packedID)
+		all[i/perWord] |= uint64(id) << (i % perWord * packedID)
 	}
-	return all
+}
+
+// unpack appends what pack wrote.
+func unpack(dst []uint32, all []uint64) []uint32 {
+	for i := range int(all[0] >> countAt) {
+		dst = append(dst, uint32(all[i/perWord]>>(i%perWord*packedID)&maxID))
+	}
+	return dst
 }
 
 // headMask keeps the first n bytes of a little-endian word.
@@ -133,80 +130,80 @@ func tail(b []byte) uint64 {
 	return binary.LittleEndian.Uint64(pad[:])
 }
 
-// second is lookup for one word that is not in its home slot of the table of short tokens.
+// second is lookup for one word that is not in its home slot of the table of short tokens. A known
+// word of up to frontSize bytes takes no branch that depends on it but for the rare fourth id: the
+// entry is selected by arithmetic, and all three ids of its first integer are written, of which
+// those that it does not have are overwritten by the next word's.
 func (enc *encoder) second(dst []uint32, text []byte, from, end int, parts bool) []uint32 {
-	word := text[from:end]
-	size := len(word)
-	var k0, k1 uint64
-	switch {
-	case size <= shortSize:
-		return enc.shortWord(dst, word)
-	case size > hotSize:
+	size := uint(end - from)
+	if size > frontSize {
 		return enc.longWord(dst, text, from, end, parts)
-	case from+hotSize <= len(text):
-		t := text[from : from+hotSize]
-		k0, k1 = binary.LittleEndian.Uint64(t), binary.LittleEndian.Uint64(t[8:])&headMask[size-8]
-	default:
-		k0, k1 = tail(word), tail(word[8:])
 	}
-	bucket := fold(k0^hashSeed, k1^mulA+uint64(size)) & (1<<hotBits - 1) &^ 1
-	for i := bucket; i <= bucket|1; i++ {
-		if e := &enc.hot[i]; e.key[0] == k0 && e.key[1] == k1 && int(e.size) == size {
-			return e.appendTo(dst)
+	var k0, k1 uint64
+	if from+16 <= len(text) {
+		b, mask := (*[16]byte)(text[from:]), &keyMasks[size]
+		k0, k1 = binary.LittleEndian.Uint64(b[:])&mask[0], binary.LittleEndian.Uint64(b[8:])&mask[1]|uint64(size)<<56
+	} else {
+		k0, k1 = tail(text[from:end]), tail(text[min(from+8, end):end])|uint64(size)<<56
+	}
+	bucket := &enc.front[fold(k0^hashSeed, k1^mulA)>>(64-(frontBits-1))]
+	x := bucket[0].key[0] ^ k0 | bucket[0].key[1] ^ k1
+	w := &bucket[(x|-x)>>63] // the first one if x is 0
+	at := len(dst)
+	if w.key == [2]uint64{k0, k1} {
+		dst = slices.Grow(dst, frontIDs)
+		room := (*[frontIDs]uint32)(dst[at : at+frontIDs])
+		unpackWord(room[:perWord], w.ids[0])
+		if w.ids[0]>>countAt > perWord {
+			unpackWord(room[perWord:], w.ids[1])
+		}
+		return dst[:at+int(w.ids[0]>>countAt)]
+	}
+	dst = enc.merged(dst, text, from, end, parts)
+	if len(dst)-at <= frontIDs {
+		// The newer of the two entries moves to the second place.
+		bucket[1], bucket[0].key = bucket[0], [2]uint64{k0, k1}
+		pack(bucket[0].ids[:], dst[at:])
+	}
+	return dst
+}
+
+// unpackWord writes the ids of one integer.
+func unpackWord(dst []uint32, ids uint64) {
+	dst[0], dst[1], dst[2] = uint32(ids&maxID), uint32(ids>>packedID&maxID), uint32(ids>>(2*packedID)&maxID)
+}
+
+// merged appends the ids of a word that is in neither front nor broad.
+func (enc *encoder) merged(dst []uint32, text []byte, from, end int, parts bool) []uint32 {
+	word, at := text[from:end], len(dst)
+	if len(word) <= shortSize {
+		if id, ok, sure := enc.t.short.find(shortKey(tail(word), len(word))); ok {
+			return append(dst, id)
+		} else if sure {
+			return enc.spelled(dst, word)
 		}
 	}
-	at := len(dst)
 	h := hashBytes(word)
-	done := false
 	if id, whole, ok := enc.t.vocab.findHash(h, word); ok && (whole || enc.t.ignoreMerges) {
-		dst, done = append(dst, id), true
-	} else if !parts {
+		return append(dst, id)
+	}
+	if ids, ok := enc.long.get(h, word); ok && len(word) <= maxWord {
+		return append(dst, ids...)
+	}
+	done := false
+	if !parts && len(word) > shortSize {
 		dst, done = enc.inParts(dst, text, from, end)
 	}
 	if !done {
-		if ids, ok := enc.long.get(h, word); ok {
-			return append(dst, ids...)
-		}
 		dst = enc.spelled(dst, word)
 	}
-	if n := len(dst) - at; n <= hotIDs {
-		// The newer of the two entries moves to the second slot.
-		enc.hot[bucket|1] = enc.hot[bucket]
-		enc.hot[bucket] = hotWord{key: [2]uint64{k0, k1}, size: uint8(size), n: uint8(n), ids: packed(dst[at:min(len(dst), at+tinyIDs)])}
-		if n > tinyIDs {
-			enc.hot[bucket].rest = dst[at+tinyIDs]
-		}
-	} else if !done {
+	if n, size := len(dst)-at, len(word); size <= maxWord && (size > broadSize || n > broadIDs || size <= frontSize && n > frontIDs) {
 		enc.long.put(h, word, dst[at:])
 	}
 	return dst
 }
 
-// shortWord appends the ids of a word of up to shortSize bytes.
-func (enc *encoder) shortWord(dst []uint32, word []byte) []uint32 {
-	key := shortKey(tail(word), len(word))
-	id, ok, sure := enc.t.short.find(key)
-	if !sure {
-		var whole bool
-		id, whole, ok = enc.t.vocab.find(word)
-		ok = ok && (whole || enc.t.ignoreMerges)
-	}
-	if ok {
-		return append(dst, id)
-	}
-	e := &enc.tiny[((key^hashSeed)*mulC)>>(64-tinyBits)]
-	if e.key == key {
-		return e.appendTo(dst)
-	}
-	at := len(dst)
-	dst = enc.spelled(dst, word)
-	if n := len(dst) - at; n <= tinyIDs {
-		*e = tinyWord{key, packed(dst[at:]) | uint64(n)<<(tinyIDs*packedID)}
-	}
-	return dst
-}
-
-// longWord appends the ids of a word of more than hotSize bytes. Up to maxWord bytes it is stored
+// longWord appends the ids of a word of more than frontSize bytes. Up to maxWord bytes it is stored
 // whole, even if it has parts: one lookup takes less time than finding and looking up the parts.
 func (enc *encoder) longWord(dst []uint32, text []byte, from, end int, parts bool) []uint32 {
 	word, at := text[from:end], len(dst)
@@ -218,24 +215,26 @@ func (enc *encoder) longWord(dst []uint32, text []byte, from, end int, parts boo
 		}
 		parts = true
 	}
-	h := hashBytes(word)
-	if id, whole, ok := enc.t.vocab.findHash(h, word); ok && (whole || enc.t.ignoreMerges) {
-		return append(dst, id)
-	}
-	if len(word) <= maxWord {
-		if ids, ok := enc.long.get(h, word); ok {
-			return append(dst, ids...)
+	var w *broadWord
+	var key [4]uint64
+	if len(word) <= broadSize {
+		b, mask := text[from:], &keyMasks[len(word)-16]
+		if len(b) < 32 {
+			b = append(make([]byte, 0, 32), word...)[:32]
+		}
+		key = [4]uint64{
+			binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:16]),
+			binary.LittleEndian.Uint64(b[16:24]) & mask[0], binary.LittleEndian.Uint64(b[24:32])&mask[1] | uint64(len(word))<<56,
+		}
+		w = &enc.broad[fold(fold(key[0]^hashSeed, key[1]^mulA)^key[2], key[3]^mulB)>>(64-broadBits)]
+		if w.key == key {
+			return unpack(dst, w.ids[:])
 		}
 	}
-	done := false
-	if !parts {
-		dst, done = enc.inParts(dst, text, from, end)
-	}
-	if !done {
-		dst = enc.spelled(dst, word)
-	}
-	if len(word) <= maxWord {
-		enc.long.put(h, word, dst[at:])
+	dst = enc.merged(dst, text, from, end, parts)
+	if w != nil && len(dst)-at <= broadIDs {
+		w.key = key
+		pack(w.ids[:], dst[at:])
 	}
 	return dst
 }

@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -47,6 +48,33 @@ func TestStretchesAreKept(t *testing.T) {
 		// Stretches that repeat within the text are kept in the first round in any case.
 		if full == (held[0] > held[1]/2) || held[1] < 2000 || held[2] != held[1] {
 			t.Errorf("full %v: the memo holds %v bytes more after one, two and three times %d bytes", full, held, len(text))
+		}
+	}
+}
+
+// TestWordCaches: words of all sizes with few and many ids, whole and as parts, in the middle and at the end of a text, and
+// at each capacity of the result, have the ids that merging yields, new and known.
+func TestWordCaches(t *testing.T) {
+	letters := []rune("etaosinxqz \x00\n7é中😀")
+	for _, name := range families {
+		tok := family(t, name)
+		enc, r := newEncoder(tok), rand.New(rand.NewPCG(12, 1))
+		for range 4000 {
+			word := ""
+			for n := 1 + r.IntN(maxWord+8); len(word) < n; {
+				word += string(letters[r.IntN(1+r.IntN(len(letters)))])
+			}
+			want := enc.merged(nil, []byte(word), 0, len(word), true)
+			mixed := word + strings.Repeat("\x00", r.IntN(3)) + word[:r.IntN(len(word))*r.IntN(2)] // one that begins alike
+			enc.lookup(nil, []byte(mixed), 0, []uint32{uint32(len(mixed))}, true)
+			for _, text := range []string{word, word + mixed + strings.Repeat("x", 40), mixed} {
+				for range 2 {
+					got := enc.lookup(make([]uint32, 0, r.IntN(10)), []byte(text), 0, []uint32{uint32(len(word))}, r.IntN(2) == 0)
+					if !slices.Equal(got, want) {
+						t.Fatalf("%s: %q in %q: %v, want %v", name, word, text, got, want)
+					}
+				}
+			}
 		}
 	}
 }
