@@ -151,7 +151,7 @@ func TestConversationsThatBeginTogether(t *testing.T) {
 		one, several := 0.0, 0.0
 		for _, over := range []float64{0, 0.02, 0.05, 0.1} { // seconds
 			one += cv(over, Conditions{})
-			several += cv(over, Conditions{Replicas: replicas, Share: true, ShareDelay: 0.006})
+			several += cv(over, Conditions{Replicas: replicas, ShareDelay: new(0.006)})
 		}
 		if ratio := several / one; ratio > 1.3 {
 			t.Errorf("%d replicas: got a CV of requests per engine of %.2f times one's, want at most 1.3", replicas, ratio)

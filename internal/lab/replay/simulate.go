@@ -204,7 +204,7 @@ func newSimulation(w *Workload, fleet Fleet, policy *Policy, cond Conditions, se
 		}
 		if cond.ShareDelay != nil && cond.Replicas > 1 {
 			router.Share(sharer{s, n})
-			router.Among(n, cond.Replicas, time.Duration(cond.ShareDelay*1e9))
+			router.Among(n, cond.Replicas, time.Duration(*cond.ShareDelay*1e9))
 		}
 		s.replicas = append(s.replicas, &replica{name: fmt.Sprintf("replica%d", n), router: router, index: index,
 			queue: routing.Queue{Bounds: routing.Bounds{Requests: math.MaxInt}}, held: map[uint64]*held{}})
