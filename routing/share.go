@@ -31,8 +31,9 @@ func (r *Router) Share(s Sharer) { r.sharer = s }
 
 // others is what a router knows of the replicas that it shares with.
 type others struct {
-	Place, Replicas int
-	Delay           time.Duration
+	Place    int           `json:"place"`
+	Replicas int           `json:"replicas"`
+	Delay    time.Duration `json:"delay"`
 }
 
 // Among tells the router how many replicas share, itself included, its own place among them from 0 on, and the time within

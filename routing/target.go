@@ -132,8 +132,9 @@ type pool struct {
 // starts are when a round robin last placed a new conversation of a leg here, and when this replica last heard of one that
 // another placed. Own reports that it does not follow the others' cursors, as they come within the delay of sharing.
 type starts struct {
-	Placed, Heard time.Duration
-	Own           bool
+	Placed time.Duration `json:"placed,omitempty"`
+	Heard  time.Duration `json:"heard,omitempty"`
+	Own    bool          `json:"own,omitempty"`
 }
 
 const returningOver = 512

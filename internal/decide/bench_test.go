@@ -37,7 +37,7 @@ func newDecider(tb testing.TB, count int) *Decider {
 // newDeciderWith is newDecider with more settings of the model.
 func newDeciderWith(tb testing.TB, count int, settings string) *Decider {
 	tb.Helper()
-	c, err := config.Parse("bench.yaml", []byte("models: [{name: demo, tokenizer: \"builtin:qwen3\", check: {disabled: true}"+settings+"}]\n"))
+	c, err := config.Parse("bench.yaml", []byte("models: [{name: demo, tokenizer: \"builtin:qwen3\", check: {disabled: true}"+settings+"}]\nworkers: {health: {every: 0s}}\n"))
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -67,6 +67,7 @@ func newPoolsServing(t *testing.T, connector, sections string, models []*fleet.M
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.Workers.Health.Every = 0 // workers get legs only
 	d, err := New(Options{Config: c, Models: models, Metrics: observe.New("test"), Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)

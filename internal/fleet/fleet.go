@@ -122,7 +122,8 @@ func (f *Fleet) SetWorkers(list []workers.Worker) {
 			m = &Member{Worker: w, Slots: m.Slots, feed: m.feed, counters: m.counters, answered: m.answered, blockSize: m.blockSize}
 		}
 		next.enter(m)
-		if before := old.members[w.Name]; w.Ready && (before == nil || !before.Ready || before.Generation != w.Generation) {
+		asks := len(w.Models) > 0 || f.Config.Workers.Health.Every > 0 // without health checks Kvlane asks only for what is listed
+		if before := old.members[w.Name]; asks && w.Ready && (before == nil || !before.Ready || before.Generation != w.Generation) {
 			f.checkModels(m)
 		}
 	}
