@@ -37,14 +37,14 @@ func (h hashes) with(seed uint64, block int, list []uint64) hashes {
 	if len(h) == maxLists { // the oldest leaves: seeds that clients choose must not shut out others
 		h = slices.Delete(h, 0, 1)
 	}
-	return append(h, hashList{seed, block, append(make([]uint64, 0, roomy(len(list))), list...)})
+	return append(h, hashList{seed, block, append(make([]uint64, 0, len(list)*9/8+16), list...)})
 }
 
-// upTo returns a copy of what is valid for the first ids.
-func (h hashes) upTo(ids int) (out hashes) {
+// upTo returns a copy of what is valid for the first ids, with room for those of all.
+func (h hashes) upTo(ids, all int) (out hashes) {
 	for _, l := range h {
 		if n := min(len(l.list), ids/l.block); n > 0 {
-			out = append(out, hashList{l.seed, l.block, slices.Clone(l.list[:n])})
+			out = append(out, hashList{l.seed, l.block, append(make([]uint64, 0, all/l.block*9/8+16), l.list[:n]...)})
 		}
 	}
 	return out

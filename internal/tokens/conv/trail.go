@@ -161,7 +161,7 @@ func (c *Cache) keep(e *entry, f *known, shared, fresh []mark, text []byte, ids 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if f.entry != nil {
-		e.hashes = f.hashes.upTo(from.at)
+		e.hashes = f.hashes.upTo(from.at, len(ids))
 	}
 	c.add(e)
 	return e, last
