@@ -332,7 +332,7 @@ func (p *jsonParser) room(n int) []byte {
 	}
 	texts := *p.texts
 	if cap(texts)-len(texts) < n {
-		texts = make([]byte, 0, max(n, 2*cap(texts)))
+		texts = make([]byte, 0, max(n+n/8, min(2*cap(texts), 64<<10)))
 	}
 	*p.texts = texts[:len(texts)+n]
 	return texts[len(texts):len(texts):len(*p.texts)]
