@@ -83,7 +83,7 @@ func (t *Tokenizer) normalizedContent(content string) string {
 		return t.pipe.normalized(w, content)
 	}
 	if t.nfc {
-		return string(appendNFC(nil, content, new(watch)))
+		return string((&normalizer{wanted: new(watch)}).appendNFC(nil, content))
 	}
 	if t.sp != nil && t.sp.marked {
 		return t.normalizedText(content)

@@ -55,7 +55,7 @@ func (enc *encoder) stretch(dst []uint32, s string, base int) []uint32 {
 	}
 	first := base == 0
 	if enc.t.nfc && !enc.t.lazy && composeAt(s, 0, &enc.watch) < len(s) {
-		enc.nfc = appendNFC(enc.nfc[:0], s, &enc.watch)
+		enc.nfc = enc.composed(enc.nfc[:0], s)
 		s = stringOf(enc.nfc)
 	}
 	if len(enc.t.normal.starts) == 0 {

@@ -19,6 +19,7 @@ type encoder struct {
 	parts   [512]uint32 // ends of the parts of one word
 	invalid bool        // a stretch of the text is not valid UTF-8
 	nfc     []byte
+	normal  normalizer
 	text    []byte // text with U+2581 turned into spaces
 	spacing []byte // text with a space put before it
 	added   []byte // text as the normalizer of a SentencePiece model leaves it
@@ -50,6 +51,9 @@ func (enc *encoder) trim() {
 	}
 	if cap(enc.steps) > maxScratch/4 {
 		enc.steps = nil
+	}
+	if cap(enc.normal.marks) > maxScratch/8 {
+		enc.normal.marks = nil
 	}
 	enc.watch, enc.match.text = watch{}, ""
 }

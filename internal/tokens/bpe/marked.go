@@ -113,7 +113,7 @@ func (enc *encoder) ordinary(dst []uint32, s string) []uint32 {
 		return enc.pipelined(dst, s, 0)
 	}
 	if enc.t.nfc && composeAt(s, 0, &enc.watch) < len(s) {
-		enc.nfc = appendNFC(enc.nfc[:0], s, &enc.watch)
+		enc.nfc = enc.composed(enc.nfc[:0], s)
 		s = stringOf(enc.nfc)
 	}
 	return enc.plain(dst, s, true)

@@ -94,12 +94,16 @@ func (enc *encoder) fresh(dst []uint32, s string, at, end int) []uint32 {
 	if !enc.t.lazy {
 		return enc.words(dst, s, at, end)
 	}
-	if !utf8.ValidString(s[at:end]) {
+	hit := at
+	if enc.t.nfc {
+		hit += composeAt(s[at:end], 0, &enc.watch)
+	}
+	if !utf8.ValidString(s[hit:end]) {
 		enc.invalid = true
 		return dst
 	}
-	if enc.t.nfc && composeAt(s[at:end], 0, &enc.watch) < end-at {
-		enc.nfc = appendNFC(enc.nfc[:0], s[at:end], &enc.watch)
+	if enc.t.nfc && hit < end {
+		enc.nfc = enc.composed(enc.nfc[:0], s[at:end])
 		s, at, end = stringOf(enc.nfc), 0, len(enc.nfc)
 	}
 	return enc.words(dst, s, at, end)

@@ -99,7 +99,7 @@ func (n *naive) encode(s string) []uint32 {
 	token := func(id uint32) { out = append(out, id) }
 	cut(s, n.raw, func(s string) {
 		if n.nfc {
-			s = string(appendNFC(nil, s, new(watch)))
+			s = string((&normalizer{wanted: new(watch)}).appendNFC(nil, s))
 		}
 		cut(s, n.normal, func(s string) {
 			if s == "" {

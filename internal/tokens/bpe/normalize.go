@@ -63,7 +63,8 @@ func (c class) quiet() bool { return c&clsCompose == 0 && c>>classBits == 0 }
 const highBits = 0x8080808080808080
 
 // composeAt returns the offset of the first code point at or after i that NFC may change, move or
-// join to its neighbour, or len(s), also once stopped. s[:i] ends in a starter or is empty.
+// join to its neighbour, or that is not valid UTF-8, or len(s), also once stopped. s[:i] ends in a
+// starter or is empty.
 //
 // This is the quick check of UAX 15: text is in NFC if it has no code point with clsCompose and if
 // no mark follows one of a higher class. For then decomposing it and sorting only puts marks of
@@ -89,7 +90,22 @@ func composeAt(s string, i int, wanted *watch) int {
 			}
 			continue
 		}
-		c, n := wideClassAt(s, i)
+		r, n := uint32(b[i]), 1
+		switch {
+		case r >= 0xc2 && r < 0xe0 && i+1 < len(b) && b[i+1]^0x80 < 0x40:
+			r, n = r&0x1f<<6|uint32(b[i+1]&0x3f), 2
+		case r >= 0xe0 && r < 0xf0 && i+2 < len(b) && b[i+1]^0x80|b[i+2]^0x80 < 0x40:
+			r, n = r&0xf<<12|uint32(b[i+1]&0x3f)<<6|uint32(b[i+2]&0x3f), 3
+			if r < 0x800 || r>>11 == 0xd800>>11 {
+				return i
+			}
+		default:
+			wide, size := utf8.DecodeRune(b[i:])
+			if r, n = uint32(wide), size; n == 1 {
+				return i
+			}
+		}
+		c := classPages[classIndex[r>>8]][r&0xff]
 		combining := c >> classBits
 		if c&clsCompose != 0 || combining < last && combining != 0 {
 			return i
@@ -102,10 +118,9 @@ func composeAt(s string, i int, wanted *watch) int {
 
 // appendNFC appends the NFC form of s, which must be valid UTF-8. Once stopped, it appends only a
 // part.
-func appendNFC(dst []byte, s string, wanted *watch) []byte {
-	n := normalizer{wanted: wanted}
+func (n *normalizer) appendNFC(dst []byte, s string) []byte {
 	for at := 0; at < len(s); {
-		hit := composeAt(s, at, wanted)
+		hit := composeAt(s, at, n.wanted)
 		if hit == len(s) {
 			return append(dst, s[at:]...)
 		}
@@ -120,12 +135,12 @@ func appendNFC(dst []byte, s string, wanted *watch) []byte {
 		end := hit
 		for end < len(s) {
 			c, size := classAt(s, end)
-			if c.quiet() || wanted.over(size) {
+			if c.quiet() || n.wanted.over(size) {
 				break
 			}
 			end += size
 		}
-		if wanted.over(hit - at) {
+		if n.wanted.over(hit - at) {
 			return dst
 		}
 		dst = append(dst, s[at:from]...)
@@ -135,12 +150,18 @@ func appendNFC(dst []byte, s string, wanted *watch) []byte {
 	return dst
 }
 
+// composed is appendNFC with the encoder's memory.
+func (enc *encoder) composed(dst []byte, s string) []byte {
+	enc.normal.wanted = &enc.watch
+	return enc.normal.appendNFC(dst, s)
+}
+
 // nfc is the normalizer NFC.
 func nfc(enc *encoder, s string) string {
 	if composeAt(s, 0, &enc.watch) == len(s) {
 		return s
 	}
-	return string(appendNFC(nil, s, &enc.watch))
+	return string(enc.composed(nil, s))
 }
 
 // nfkc is the normalizer NFKC.
