@@ -99,7 +99,7 @@ func (b *bed) renderedIDs() {
 		bodies = append(bodies, oddRequest(n))
 	}
 	equal, refused := 0, 0
-	for i, line := range b.run(linesOf(bodies, func(body m) m { return body }), "render", "--tokenizer", b.kind.tokenizer(), "--engine", b.name, "--path", path,
+	for i, line := range b.run(linesOf(bodies, func(body m) m { return body }), "render", "--tokenizer", b.tokenizer(), "--engine", b.name, "--path", path,
 		"--tokens", "--tool-parser", "--max-model-len", strconv.Itoa(b.contextLength())) {
 		theirs, status := b.ids(path, encode(bodies[i]))
 		switch ours := idsOf(b.t, line); {

@@ -48,11 +48,11 @@ func (s *seconds) Set(text string) error {
 }
 
 // orNever is nil for never.
-func (s seconds) orNever() *float64 {
-	if s < 0 {
+func (s *seconds) orNever() *float64 {
+	if *s < 0 {
 		return nil
 	}
-	return new(float64(s))
+	return new(float64(*s))
 }
 
 // mostSeconds is a year, longer than any trace.

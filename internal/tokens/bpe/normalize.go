@@ -90,7 +90,8 @@ func composeAt(s string, i int, wanted *watch) int {
 			}
 			continue
 		}
-		r, n := uint32(b[i]), 1
+		var n int
+		r := uint32(b[i])
 		switch {
 		case r >= 0xc2 && r < 0xe0 && i+1 < len(b) && b[i+1]^0x80 < 0x40:
 			r, n = r&0x1f<<6|uint32(b[i+1]&0x3f), 2

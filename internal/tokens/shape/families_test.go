@@ -124,7 +124,7 @@ func unlisted(list string) (problems []string) {
 		hasMode := func(registry, name string) bool {
 			return slices.ContainsFunc(modes, func(m mode) bool { return m.registry == registry && m.name == name })
 		}
-		known := false
+		var known bool
 		switch f[0] {
 		case "vllm-default":
 			known = hasMode("vLLM", f[1]) && (f[2] == f[1] || slices.ContainsFunc(families, func(of family) bool { return of.architecture == f[2] && of.vllm != template }))
