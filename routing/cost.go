@@ -99,7 +99,7 @@ func (d *decision) firstPhase() bool {
 		}
 	}
 	sums := d.sumWorkers(d.cands)
-	workers := d.r.workerCands[:0]
+	workers, cursor := d.r.workerCands[:0], d.out.models.cursor[d.req.leg]
 	for i := range d.cands {
 		c := d.cands[i]
 		s := &sums[c.worker]
@@ -110,6 +110,9 @@ func (d *decision) firstPhase() bool {
 			continue
 		}
 		w := &workers[s.at-1]
+		if w.pos < cursor && cursor <= c.pos {
+			w.pos = c.pos // a round robin goes on with this rank
+		}
 		if c.overlap > w.overlap {
 			w.overlap, w.miss = c.overlap, c.miss
 		}
@@ -161,7 +164,7 @@ func (d *decision) least(cands []candidate) {
 	if d.unreported {
 		d.out.degraded = DegradedNoReport
 		d.ex.sayf("pick", "round robin: a target has no fresh report")
-		d.take(d.nextInTurn(func(*candidate) bool { return true }), ViaCost)
+		d.take(d.nextInTurn(cands, func(*candidate) bool { return true }), ViaCost)
 		return
 	}
 	if p.Temperature > 0 {
@@ -189,7 +192,7 @@ func (d *decision) least(cands []candidate) {
 // breakTie chooses among the tied candidates.
 func (d *decision) breakTie(cands []candidate, tied int, isTied func(*candidate) bool) *candidate {
 	if d.req.policy.Pick.Ties == TiesCursor {
-		return d.nextInTurn(isTied)
+		return d.nextInTurn(cands, isTied)
 	}
 	skip := 0
 	if d.req.policy.Pick.Ties == TiesRotate {

@@ -103,7 +103,7 @@ func (d *decision) firstTurnStage() bool {
 			}
 		}
 	case PlaceRoundRobin:
-		best = d.nextInTurn(func(*candidate) bool { return true })
+		best = d.nextInTurn(d.cands, func(*candidate) bool { return true })
 	default:
 		least := math.Inf(1)
 		for i := range d.cands {
@@ -114,7 +114,7 @@ func (d *decision) firstTurnStage() bool {
 			// All replicas see the same targets behind the others, and each is about to fill them up.
 			least += float64(d.r.others.Replicas-1) * d.req.policy.Cost.Active
 		}
-		best = d.nextInTurn(func(c *candidate) bool { return d.wait(c, returning) <= least })
+		best = d.nextInTurn(d.cands, func(c *candidate) bool { return d.wait(c, returning) <= least })
 	}
 	d.take(best, ViaFirstTurn)
 	d.ex.sayf("first_turn", "%s by %s", d.r.targets[d.out.slot].name, string(f.Placement))
@@ -128,21 +128,18 @@ func (d *decision) wait(c *candidate, returning float64) float64 {
 	return (float64(c.miss)*(1-returning)+float64(c.queue)+heldPart*returning*float64(c.held))/c.speed + d.req.policy.Cost.Active*float64(c.active)
 }
 
-// nextInTurn returns the first accepted candidate at or after the cursor, cyclically. commit moves the cursor behind it. Where
-// new conversations begin within the delay of sharing, each replica goes on from another place.
-func (d *decision) nextInTurn(f func(c *candidate) bool) *candidate {
-	p, n := d.out.models, len(d.cands)
-	at := sort.Search(n, func(i int) bool { return d.cands[i].pos >= p.cursor[d.req.leg] })
+// nextInTurn returns the first accepted candidate at or after the cursor, cyclically; one is accepted. commit moves the cursor
+// behind it. Where new conversations begin within the delay of sharing, each replica goes on from another place.
+func (d *decision) nextInTurn(cands []candidate, f func(c *candidate) bool) *candidate {
+	p, n := d.out.models, len(cands)
+	at := sort.Search(n, func(i int) bool { return cands[i].pos >= p.cursor[d.req.leg] })
 	if b := &p.starts[d.req.leg]; !b.Own && d.r.concurrent(d.now, b.Placed) {
 		at += d.r.others.Place * n / d.r.others.Replicas
 	}
-	next := &d.cands[at%n]
-	for i := range n {
-		if c := &d.cands[(at+i)%n]; f(c) {
-			next = c
-			break
-		}
+	last := at + n - 1
+	for at < last && !f(&cands[at%n]) {
+		at++
 	}
-	d.out.cursor = next.pos
-	return next
+	d.out.cursor = cands[at%n].pos
+	return &cands[at%n]
 }
