@@ -419,3 +419,42 @@ func TestPlansOfEarlierVersions(t *testing.T) {
 		}
 	}
 }
+
+// A decision that was recorded before there was cost.repeat is the same one again, and 0 is kept.
+func TestDecisionsWithoutRepeat(t *testing.T) {
+	for _, repeat := range []float64{1, 0} {
+		cfg := DefaultConfig()
+		cfg.Policy.Cost.Repeat = repeat
+		r, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for slot := range kvindex.Slot(2) {
+			r.SetTarget(slot, TargetInfo{Target: kvindex.Target{Worker: fmt.Sprint(slot), Rank: kvindex.NoRank}, Ready: true})
+		}
+		held := []Overlap{{Slot: 0, Tokens: [kvindex.NumTiers]int32{4080}}}
+		var d *Decision
+		for i := range 40 {
+			if d, err = r.PickRecorded(0, &Query{ID: fmt.Sprint(i), PromptTokens: 4096}, held, nil); err != nil {
+				t.Fatal(err)
+			}
+			if d.Plan.Decode != 0 {
+				break
+			}
+		}
+		text, err := json.Marshal(d)
+		if err != nil || (d.Plan.Decode == 1) != (repeat == 1) {
+			t.Fatalf("repeat %v: got target %d, %v, want another than the one that has the prompt only at full price", repeat, d.Plan.Decode, err)
+		}
+		if repeat == 1 {
+			text = bytes.ReplaceAll(text, []byte(`,"repeat":1`), nil)
+		}
+		var read Decision
+		if err := json.Unmarshal(text, &read); err != nil || strings.Contains(string(text), `"repeat":1`) && repeat == 1 {
+			t.Fatal(err)
+		}
+		if plan, _, err := read.Rerun(); err != nil || plan != d.Plan || read.State.Config.Policy.Cost.Repeat != repeat {
+			t.Errorf("repeat %v: got %+v, %v, want %+v", repeat, plan, err, d.Plan)
+		}
+	}
+}

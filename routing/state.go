@@ -356,6 +356,13 @@ func (p *Plan) UnmarshalJSON(text []byte) error {
 	return err
 }
 
+// UnmarshalJSON reads what earlier versions wrote, which had no Repeat: all requests cost the same.
+func (c *Cost) UnmarshalJSON(text []byte) error {
+	type plain Cost
+	c.Repeat = cmp.Or(c.Repeat, 1)
+	return strict(text, (*plain)(c))
+}
+
 // UnmarshalJSON reads a slot that is left out as NoSlot.
 func (s *SlabState) UnmarshalJSON(text []byte) error {
 	type plain SlabState
