@@ -183,8 +183,12 @@ func TestNestingIsBounded(t *testing.T) {
 		"maps":       {strings.Repeat("{a: ", 200_000), true},
 		"dashes":     {strings.Repeat("- ", 200_000) + "a", true},
 		"questions":  {strings.Repeat("? ", 200_000) + "a", true},
+		"quoted":     {strings.Repeat(`["]", `, 20_000), true},
+		"tags":       {strings.Repeat("- !!seq ", 20_000), true},
 		"many lists": {"[" + strings.Repeat("[],", 5000) + "[]]", false},
 		"a line":     {"# " + strings.Repeat("-", 5000), false},
+		"a comment":  {"# " + strings.Repeat("[- ", 5000), false},
+		"a text":     {"- name: '" + strings.Repeat("[- ", 5000) + "'\n", false},
 		"lines":      {strings.Repeat("- a\n", 5000), false},
 	} {
 		_, err := ParseWorkers("workers.yaml", []byte(c.text))

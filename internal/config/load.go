@@ -12,7 +12,9 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
 )
 
 // Load reads and validates a file. Warnings are about renamed keys. The error is a
@@ -132,7 +134,11 @@ func decodeFile(file string, text []byte, into any) (*decoder, error) {
 	if json.Valid(text) {
 		text = bytes.ReplaceAll(text, []byte{'\t'}, []byte{' '}) // YAML allows no tabs there
 	}
-	f, err := parser.ParseBytes(text, 0)
+	tokens := lexer.Tokenize(string(text))
+	if line := deepAt(tokens); line > 0 {
+		return nil, ProblemsError{{File: file, Line: line, Message: fmt.Sprintf("is nested deeper than %d levels", maxLevels)}}
+	}
+	f, err := parser.Parse(tokens, 0)
 	if err != nil {
 		return nil, ProblemsError{syntaxProblem(file, text, err)}
 	}
@@ -151,8 +157,27 @@ const byteOrderMark = "\xef\xbb\xbf"
 // maxLevels bounds how deep a file is nested in brackets, or lists on one line: the parser takes minutes for 200,000 levels.
 const maxLevels = 1000
 
+var brackets = map[token.Type]int{token.SequenceStartType: 1, token.MappingStartType: 1, token.SequenceEndType: -1, token.MappingEndType: -1}
+
+// deepAt returns the line in which there are more levels, 0 for none.
+func deepAt(tokens token.Tokens) int {
+	flow, lists, line := 0, 0, 0
+	for _, t := range tokens {
+		if t.Position.Line != line {
+			lists, line = 0, t.Position.Line
+		}
+		if flow = max(flow+brackets[t.Type], 0); t.Type == token.SequenceEntryType || t.Type == token.MappingKeyType {
+			lists++
+		}
+		if max(flow, lists) > maxLevels {
+			return line
+		}
+	}
+	return 0
+}
+
 // unreadable describes a file that is not text: printing its lines would garble the
-// terminal, or is nested too deeply. ok reports that the file is text.
+// terminal. ok reports that the file is text.
 func unreadable(text []byte) (p Problem, ok bool) {
 	switch {
 	case bytes.HasPrefix(text, []byte{0x1f, 0x8b}):
@@ -160,25 +185,8 @@ func unreadable(text []byte) (p Problem, ok bool) {
 	case bytes.HasPrefix(text, []byte{0xff, 0xfe}), bytes.HasPrefix(text, []byte{0xfe, 0xff}):
 		return Problem{Line: 1, Column: 1, Message: "is UTF-16: save it as UTF-8"}, false
 	}
-	flow, lists := 0, 0 // levels: of brackets that are open, of "- - -"
 	for at := 0; at < len(text); {
 		r, n := utf8.DecodeRune(text[at:])
-		switch r {
-		case '[', '{':
-			flow++
-		case ']', '}':
-			flow = max(flow-1, 0)
-		case '-', '?':
-			lists++
-		case '\n':
-			lists = 0
-		}
-		if r != ' ' && (at+1 == len(text) || text[at+1] != ' ') {
-			lists = 0
-		}
-		if max(flow, lists) > maxLevels {
-			return Problem{Line: 1 + bytes.Count(text[:at], []byte{'\n'}), Message: fmt.Sprintf("is nested deeper than %d levels", maxLevels)}, false
-		}
 		if r == utf8.RuneError && n == 1 || r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0x7f {
 			start := bytes.LastIndexByte(text[:at], '\n') + 1
 			return Problem{Line: 1 + bytes.Count(text[:at], []byte{'\n'}), Column: 1 + utf8.RuneCount(text[start:at]),
