@@ -1,10 +1,14 @@
 package routing
 
-import "math"
+import (
+	"cmp"
+	"math"
+	"slices"
+)
 
-// A prompt of more than shortPrompt tokens of which a target has all but repeated is one that was
-// computed before: blocks hold up to 64 tokens, and the last one is seldom full.
-const shortPrompt, repeated = 256, 64
+// A prompt of more than shortPrompt tokens of which a target has all but repeated was computed before: blocks hold up to 64
+// tokens, and the last one is seldom full. Of batch more requests than another target has, decoding is not cheap either.
+const shortPrompt, repeated, batch = 256, 64, 128
 
 // workerSum is the load of a worker's candidates.
 type workerSum struct {
@@ -45,10 +49,11 @@ func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 	if d.returning > 0 {
 		d.ex.sayf("cost", "a miss costs %.1f: %.0f %% of the requests continue a conversation", missPrice, 50*(1+d.returning/d.req.policy.Returning))
 	}
-	requestPrice := w.Active + w.ActiveShare*prompt
+	requestPrice, spared, cheap := w.Active+w.ActiveShare*prompt, 0.0, 0.0
 	if affinity && w.Repeat < 1 && d.q.PromptTokens > shortPrompt && d.q.PromptTokens-d.bestOverlap <= repeated {
-		requestPrice *= w.Repeat
-		d.ex.sayf("cost", "a request costs %.0f: the prompt is computed already", requestPrice)
+		idlest := slices.MinFunc(cands, func(a, b candidate) int { return cmp.Compare(a.active, b.active) })
+		spared, cheap = (1-w.Repeat)*requestPrice, float64(idlest.active+batch)
+		d.ex.sayf("cost", "a request costs %.0f: the prompt is computed already", requestPrice-spared)
 	}
 	for i := range cands {
 		c := &cands[i]
@@ -63,7 +68,7 @@ func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 			active += w.Blend * (float64(s.active)/float64(s.ranks) - active)
 		}
 		work := float64(c.work)
-		requests := requestPrice * active
+		requests := requestPrice*active - spared*min(active, cheap)
 		share := w.WorkShare * work * prompt / denominator / c.speed
 		if w.Queue > 0 || w.Work > 0 {
 			c.cost = (missPrice*miss+w.Queue*queue+w.Work*work)/c.speed + w.KV*float64(c.kv) + requests + share

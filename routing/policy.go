@@ -158,7 +158,7 @@ type Cost struct {
 	ActiveShare float64 `json:"active_share" yaml:"active_share"`
 	// Repeat is the part of Active and ActiveShare that counts for a prompt that is computed
 	// already: a target has all but 64 of its tokens, as for samples of one prompt. Such a
-	// request brings decoding alone. 0 to 1.
+	// request brings decoding alone. Those beyond 128 more than the least loaded target has count in full. 0 to 1.
 	Repeat float64 `json:"repeat" yaml:"repeat"`
 	// WorkShare is the price of the target's share of all work, in prompts. 0 to 100.
 	WorkShare float64 `json:"work_share" yaml:"work_share"`
