@@ -117,14 +117,18 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 }
 
 // freePort returns an address of a port that was free a moment ago.
-func freePort(t *testing.T) string {
+// freePorts returns two addresses: one asked for after the other may be the same.
+func freePorts(t *testing.T) (addresses [2]string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for i := range addresses {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		addresses[i] = l.Addr().String()
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return addresses
 }
 
 // Where Kvlane is to run now, what is missing or in use is an error.
@@ -183,8 +187,9 @@ func TestWhatLiveChecksFind(t *testing.T) {
 		"no CA":                {more: "index: {peers: {ca_file: /none.pem}}\n", problem: "index.peers.ca_file: there is no file /none.pem here"},
 		"an address of others": {admin: "192.0.2.1:9090", problem: "admin.address: cannot listen there: "},
 	} {
+		ports := freePorts(t)
 		text := fmt.Sprintf("listen: {address: %q}\nadmin: {address: %q}\nenvoy: {ingress: %q, admin: %q}\n%sworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n",
-			cmp.Or(c.listen, "unix:"+dir+"/free.sock"), cmp.Or(c.admin, "127.0.0.1:0"), cmp.Or(c.ingress, freePort(t)), freePort(t), c.more)
+			cmp.Or(c.listen, "unix:"+dir+"/free.sock"), cmp.Or(c.admin, "127.0.0.1:0"), cmp.Or(c.ingress, ports[0]), ports[1], c.more)
 		asked := 0
 		_, warnings, err := Inspect("k.yaml", []byte(text), func(a Admin) ([]byte, bool) {
 			if asked++; a.Address != cmp.Or(c.admin, "127.0.0.1:0") || c.running == nil {
