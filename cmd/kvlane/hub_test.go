@@ -42,6 +42,9 @@ func hubOf(t *testing.T, files map[string][]byte) (status *atomic.Int32, request
 			code = -code
 			status.Store(0)
 		}
+		if strings.HasPrefix(r.URL.Path, "/api/models/Org/Away/") {
+			code = 503
+		}
 		if code != 0 {
 			w.WriteHeader(code)
 			return
@@ -308,6 +311,24 @@ func TestServeAsksAHubAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) { asksAgain(t, false, later) })
 		t.Run("for a changed file, "+name, func(t *testing.T) { asksAgain(t, true, later) })
 	}
+	t.Run("for others", asksForOthers)
+}
+
+// A change that waits for one model does not keep others from being asked for.
+func asksForOthers(t *testing.T) {
+	status, _ := hubOf(t, qwen3(t))
+	status.Store(503)
+	const text, rejected, byLoad = "models: [{name: m, tokenizer: \"hf:Org/Model\"}, {name: n}]\n", "the configuration on disk is rejected", "model m is routed by load"
+	s := served(t, text)
+	s.write(strings.Replace(text, "{name: n", "{name: n, tokenizer: \"hf:Org/Away\"", 1))
+	ready := "http://" + s.admin + "/readyz"
+	until(t, ready, func(_ int, body string) bool {
+		return strings.Contains(body, rejected) && strings.Contains(body, byLoad)
+	})
+	status.Store(0)
+	until(t, ready, func(_ int, body string) bool {
+		return strings.Contains(body, rejected) && !strings.Contains(body, byLoad)
+	})
 }
 
 // asksAgain asks a hub that is away, and later answers with a status (0: 200), from the start or from a change of the file.

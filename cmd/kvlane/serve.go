@@ -109,7 +109,9 @@ func runServe(ctx context.Context, io streams, args []string) error {
 			if s.waits {
 				wait = min(2*wait, retryLast)
 				reload()
-			} else if c, list := s.config.Load(), s.models; away(list) {
+			}
+			if c, list := s.config.Load(), s.models; away(list) {
+				retry.Stop() // until they have answered
 				go func() {
 					list := askHubs(ctx, c, list, s.metrics, log)
 					asked <- func() { s.take(c, list) }
