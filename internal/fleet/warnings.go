@@ -75,7 +75,10 @@ func (f *Fleet) EngineCache(worker string, c workers.EngineCache) {
 	f.doubt(m, "prefix_caching_off", text)
 	text = ""
 	if c.NoLoad != "" {
-		text = "no load report: " + c.NoLoad + ": what it runs besides Kvlane's requests is not known, nor its block size and ranks; start SGLang with --enable-metrics"
+		text = "no load report: " + c.NoLoad + ": what it runs besides Kvlane's requests is not known, nor its block size and ranks"
+		if m.Engine == "sglang" {
+			text += "; start it with --enable-metrics"
+		}
 	}
 	f.doubt(m, "no_load_report", text)
 	if c.BlockSize > 0 {

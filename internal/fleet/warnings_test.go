@@ -85,6 +85,25 @@ func TestAWrongNameIsSaidOnce(t *testing.T) {
 	}
 }
 
+// Advice for SGLang is given to SGLang only.
+func TestAdviceForLoadReports(t *testing.T) {
+	for _, engine := range []string{"vllm", "sglang", "trtllm"} {
+		w := worker("a", 1)
+		w.Ready, w.Engine = false, engine
+		f := newFleet(t, "", w)
+		f.EngineCache("a", workers.EngineCache{NoLoad: "GET /metrics: status 404"})
+		got := ""
+		for _, w := range f.Warnings() {
+			if w.Reason == "no_load_report" {
+				got = w.Text
+			}
+		}
+		if !strings.Contains(got, "status 404") || strings.Contains(got, "--enable-metrics") != (engine == "sglang") {
+			t.Errorf("%s: got %q, want why, and an option for SGLang only", engine, got)
+		}
+	}
+}
+
 // The ranks that an engine has are compared with those of the configuration, except where they cannot be known.
 func TestRanksAreCompared(t *testing.T) {
 	for _, c := range []struct {
