@@ -95,7 +95,7 @@ func composeAt(s string, i int, wanted *watch) int {
 		switch {
 		case r >= 0xc2 && r < 0xe0 && i+1 < len(b) && b[i+1]^0x80 < 0x40:
 			r, n = r&0x1f<<6|uint32(b[i+1]&0x3f), 2
-		case r >= 0xe0 && r < 0xf0 && i+2 < len(b) && b[i+1]^0x80|b[i+2]^0x80 < 0x40:
+		case r >= 0xe0 && r < 0xf0 && i+2 < len(b) && (b[i+1]^0x80)|(b[i+2]^0x80) < 0x40:
 			r, n = r&0xf<<12|uint32(b[i+1]&0x3f)<<6|uint32(b[i+2]&0x3f), 3
 			if r < 0x800 || r>>11 == 0xd800>>11 {
 				return i

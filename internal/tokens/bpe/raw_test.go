@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -44,6 +45,27 @@ func TestQuickCheck(t *testing.T) {
 	}
 	if quick < 10000 {
 		t.Errorf("got %d texts that the quick check accepts, want at least 10000", quick)
+	}
+}
+
+// TestTheQuickCheckPassesValidTextOnly: and all valid text that cannot compose.
+func TestTheQuickCheckPassesValidTextOnly(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	lead := []byte{0xc0, 0xc2, 0xdf, 0xe0, 0xe2, 0xed, 0xef, 0xf0, 0xf3, 0xf4, 0xf8}
+	for range 300_000 {
+		b := make([]byte, 1+r.IntN(6))
+		for i := range b {
+			b[i] = [...]byte{byte(r.IntN(128)), 0x80 | byte(r.IntN(64)), lead[r.IntN(len(lead))]}[r.IntN(3)]
+		}
+		s := string(b)
+		if at := composeAt(s, 0, new(watch)); !utf8.ValidString(s[:at]) {
+			t.Fatalf("%q: got %d, want at most the valid part", s, at)
+		}
+	}
+	for c := rune(0x80); c <= unicode.MaxRune; c++ {
+		if s := "a" + string(c); utf8.ValidRune(c) && classPages[classIndex[c>>8]][c&0xff].quiet() && composeAt(s, 0, new(watch)) != len(s) {
+			t.Fatalf("%U: got a place to compose, want none", c)
+		}
 	}
 }
 
