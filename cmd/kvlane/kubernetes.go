@@ -158,7 +158,10 @@ type poolFlags struct {
 	ignored         []string // flags without effect that were given, each with the reason
 }
 
-const otherPlugins = "plugins of other endpoint pickers have no counterpart: choose a routing.preset in --config (docs/kubernetes.md, Coming from another endpoint picker)"
+const (
+	otherPlugins = "plugins of other endpoint pickers have no counterpart: choose a routing.preset in --config (docs/kubernetes.md, Coming from another endpoint picker)"
+	scrapesHTTP  = "engines are asked over plain HTTP"
+)
 
 // ignoredFlags are flags of the endpoint pickers of GAIE and llm-d that change nothing here.
 var ignoredFlags = []struct {
@@ -184,6 +187,23 @@ var ignoredFlags = []struct {
 	{"total-queued-requests-metric", "the engine's kind names the metric", false},
 	{"total-running-requests-metric", "the engine's kind names the metric", false},
 	{"lora-info-metric", "models[].adapters lists adapters", false},
+	{"cache-info-metric", "the engine's kind names the metric", false},
+	{"model-server-metrics-scheme", scrapesHTTP, false},
+	{"model-server-metrics-https-insecure-skip-verify", scrapesHTTP, true},
+	{"model-server-metrics-path", "the engine's kind names the path", false},
+	{"model-server-metrics-port", "metrics are at the worker's port", false},
+	{"refresh-prometheus-metrics-interval", "metrics are always current", false},
+	{"enable-grpc-stream-metrics", "metrics of streams are always served", true},
+	{"disable-endpoint-subset-filter", "a request's subset of endpoints is always kept", true},
+	{"emit-endpoint-scores", "kvlane explain shows costs", true},
+	{"enable-plugin-state-debug", "/debug/decisions shows decisions", true},
+	{"engine-label-key", "workers.kubernetes.worker.engine sets it", false},
+	{"grpc-max-recv-msg-size", "limits.max_body sets it", false},
+	{"grpc-max-send-msg-size", "limits.max_body sets it", false},
+	{"drain-timeout", "drain sets it", false},
+	{"zap-devel", "log.level sets it", true},
+	{"zap-stacktrace-level", "logs have no stack traces", false},
+	{"zap-time-encoding", "times are in RFC 3339", false},
 }
 
 // portFlag is a port number.
