@@ -36,7 +36,7 @@ type encoder struct {
 }
 
 func newEncoder(t *Tokenizer) *encoder {
-	return &encoder{t: t, front: new([1 << (frontBits - 1)][2]frontWord), broad: new([1 << broadBits]broadWord), long: newStore(1<<12, longText, longText/4)}
+	return &encoder{t: t, front: new([1 << (frontBits - 1)][2]frontWord), broad: new([1 << broadBits]broadWord), long: newStore(1<<13, longText, longText/4)}
 }
 
 // maxScratch bounds, in bytes, each buffer that is kept between texts.

@@ -17,7 +17,7 @@ const (
 	broadSize = 31
 	broadIDs  = 4 * perWord
 	maxWord   = 64
-	longText  = 1 << 17
+	longText  = 1 << 18
 )
 
 // packedID is the width in bits of a packed id; an integer has room for perWord of them and, in the
@@ -147,7 +147,7 @@ func (enc *encoder) second(dst []uint32, text []byte, from, end int, parts bool)
 		k0, k1 = tail(text[from:end]), tail(text[min(from+8, end):end])|uint64(size)<<56
 	}
 	bucket := &enc.front[fold(k0^hashSeed, k1^mulA)>>(64-(frontBits-1))]
-	x := bucket[0].key[0] ^ k0 | bucket[0].key[1] ^ k1
+	x := (bucket[0].key[0] ^ k0) | (bucket[0].key[1] ^ k1)
 	w := &bucket[(x|-x)>>63] // the first one if x is 0
 	at := len(dst)
 	if w.key == [2]uint64{k0, k1} {
