@@ -81,7 +81,7 @@ $(ENVOY_WHEEL):
 
 # Tests of these packages start processes or talk over sockets, on a machine that may be busy: up to three that fail are tried once
 # more, and out/reruns names them. A panic or a data race gets no second try, nor does any test of the other packages.
-PROCESSES := cmd/.* e2e/.* envoy extproc internal/decide internal/fleet internal/lab/.* internal/peers internal/workers.* kvindex/feed.*
+PROCESSES := cmd/.* e2e/.* envoy extproc internal/decide internal/fleet internal/lab/.* internal/peers internal/replicas internal/workers.* kvindex/feed.*
 RERUNS    := out/reruns
 RERUN      = --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --rerun-fails-report=$(RERUNS)/$(1)
 packages   = "$$(go list ./... | sed -n 's,^github.com/kvlane/kvlane/,./,p' | grep -Ev '^./(e2e|internal/tokens/bpe)$$' | grep -Ex $(1) './($(subst $() ,|,$(PROCESSES)))' | xargs)"

@@ -374,8 +374,8 @@ func (n *Node) look() {
 	n.ready.Store(true)
 }
 
-// expects reports whether the embedded server has addresses of others and reached none.
-func (n *Node) expects() bool { return n.server != nil && n.server.others.Load() > 0 && n.routes == 0 }
+// expects reports whether there may be others that had no way to answer at the last call of found.
+func (n *Node) expects() bool { return n.routes == 0 && (n.server == nil || n.server.others.Load() > 0) }
 
 // Waiting returns what readiness waits for, "" if nothing. It is bounded by fleet.sync_timeout.
 func (n *Node) Waiting() string {

@@ -432,6 +432,33 @@ func TestReadinessBeginsWithTheConnection(t *testing.T) {
 	}
 }
 
+// The connection comes when the wait would end, after the question for it.
+func TestReadinessAndAConnectionAtTheSameTime(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	_, text, _ := net.SplitHostPort(freePorts(t, 1)[0])
+	port := must(strconv.Atoi(text))
+	f := external(t, port)
+	m := startMember(t, &f, nil)
+	defer m.Close()
+	time.Sleep(settled)
+	m.stop() // the test makes the steps of send
+	m.wg.Wait()
+	m.found()
+	s := startServerWith(t, &server.Options{Host: "127.0.0.1", Port: port, NoSigs: true, NoLog: true, Username: "u", Password: "p"})
+	defer s.WaitForShutdown()
+	defer s.Shutdown()
+	eventually(t, "connection", m.conn.IsConnected)
+	if m.look(); m.Waiting() == "" {
+		t.Error("got ready at the connection, want a wait for the others' answers")
+	}
+	if !m.found() {
+		t.Error("got no connection found, want one")
+	}
+	if m.look(); m.Waiting() != "" {
+		t.Error("got not ready after the wait, want ready")
+	}
+}
+
 func TestNamesThatAreNotResolvedAreWaitedFor(t *testing.T) {
 	for route, want := range map[string]int32{"a..b:6222": 1, "127.0.0.1:6222": 0, "127.0.0.1:6223": 1} { // a..b is not a name; 6222 is its own
 		s := &natsServer{config: &config.FleetEmbed{Routes: []string{route}}, opts: &server.Options{Cluster: server.ClusterOpts{Host: "127.0.0.1", Port: 6222}}}
