@@ -138,6 +138,9 @@ func (d *Decider) Reload(c *config.Config) error {
 	}
 	c.SetBounds(&d.waiting.queue)
 	d.decisions.Resize(c.Explain.Keep)
+	if d.legs != nil {
+		d.legs.Answers.SetMost(answerBytes(c))
+	}
 	d.shadows = shadows(c)
 	d.live.Store(c)
 	return nil

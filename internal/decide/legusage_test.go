@@ -82,7 +82,7 @@ func TestUsageBeforeTheLegsEnd(t *testing.T) {
 	if got := string(tk.completeUsage(nil, []byte(usage))); got != usage || !tk.impatient {
 		t.Errorf("%s, impatient %v", got, tk.impatient)
 	}
-	u.Keep([]byte(withUsage))
+	u.Keep(&disagg.Usage{Prompt: 400, Cached: 352})
 	if got := string(tk.completeUsage(nil, []byte(usage))); got != `{"prompt_tokens":400}` {
 		t.Errorf("%s", got)
 	}

@@ -30,11 +30,20 @@ func newLegs(c *config.Config) (*disagg.Runner, error) {
 	if c.Disagg.Connector == "" {
 		return nil, nil
 	}
-	return disagg.NewRunner(c.Disagg.Connector,
+	legs, err := disagg.NewRunner(c.Disagg.Connector,
 		disagg.Options{Append: c.Disagg.FirstToken == "append", Trust: c.Disagg.Trust, Machine: rand.Uint64()},
 		disagg.RunnerOptions{Proxy: c.Envoy.Prefill, Header: envoy.PrefillHeader, Timeout: c.Disagg.Timeout.Std(), HeadStart: c.Disagg.HeadStart.Std(),
 			Budget: legBudget(c.Envoy.MessageTimeout.Std())})
+	if err != nil {
+		return nil, err
+	}
+	legs.Answers.SetMost(answerBytes(c))
+	return legs, nil
 }
+
+// answerBytes bounds the answers of prefill legs by a share of their own: they do not take the
+// room of bodies.
+func answerBytes(c *config.Config) int64 { return int64(c.Limits.Bodies.Bytes) / 4 }
 
 // legBudget reserves a tenth of Envoy's message timeout, at most 5 s, for everything but
 // the legs.
@@ -118,6 +127,7 @@ func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 	w.s.overlaps = overlaps
 	w.r.Hold(true)
 	x := &disagg.Exchange{Request: w.in.body, Path: w.r.Path, ID: w.r.ID, Conversation: w.in.conversation, Decode: w.side(p.decode)}
+	defer x.End()
 	for attempt := 1; ; attempt++ {
 		at := p.prefill
 		if !d.fleet.Still(p.plan.Prefill, at) {
@@ -191,9 +201,9 @@ func (w *work) prefill(ctx context.Context, x *disagg.Exchange, p *placed, at *f
 			}
 		},
 		Sent: func() { d.metrics.Picks.WithLabelValues(worker, observe.Rank(at.Target.Rank), "prefill").Inc() },
-		Ended: func(raw []byte) {
-			usage.Keep(raw)
-			if raw != nil {
+		Ended: func(u *disagg.Usage) {
+			usage.Keep(u)
+			if u != nil {
 				ended()
 			}
 		},
@@ -211,7 +221,9 @@ func (w *work) prefill(ctx context.Context, x *disagg.Exchange, p *placed, at *f
 		return leg{}, f
 	}
 	if result.Answer != nil {
-		usage.Keep(result.Raw)
+		if usage != nil {
+			usage.Keep(result.Answer.Usage())
+		}
 		ended()
 		if w.tokens.made != nil {
 			d.fleet.Sample(w.tokens.made, at.Member, w.in.body)
@@ -226,12 +238,12 @@ func (d *Decider) countLeg(worker string, outcome disagg.Outcome) {
 }
 
 // legFailed tells the router what a leg without blocks says about its target: one that
-// refuses a prompt, or whose answer is final, works.
+// refuses a prompt, or whose answer is final or one too many, works.
 func (d *Decider) legFailed(id routing.ReservationID, f *disagg.FailureError) {
 	d.book(d.now(), func(r *routing.Router, now time.Duration) {
 		switch f.Outcome {
 		case disagg.Cancelled:
-		case disagg.Ended, disagg.Refused:
+		case disagg.Ended, disagg.Refused, disagg.NoRoom:
 			r.PrefillDone(now, id)
 		default:
 			r.PrefillFailed(id)

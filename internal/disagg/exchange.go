@@ -81,11 +81,19 @@ type Exchange struct {
 	Prefill, Decode Side
 	Unique          Unique
 
-	flake uint64
+	flake  uint64
+	answer answer
 }
 
 // Begin starts an attempt with a prefill side and discards the state of an earlier one.
-func (x *Exchange) Begin(prefill Side, u Unique) { x.Prefill, x.Unique, x.flake = prefill, u, 0 }
+func (x *Exchange) Begin(prefill Side, u Unique) {
+	x.End()
+	x.Prefill, x.Unique, x.flake = prefill, u, 0
+}
+
+// End takes the prefill engine's answer off the runner's Room. The caller calls it once it needs
+// neither the answer nor the failure any more.
+func (x *Exchange) End() { x.answer.free() }
 
 // number returns the attempt's number, the same on both legs.
 func (x *Exchange) number(p *Protocol) uint64 {

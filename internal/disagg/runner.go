@@ -32,6 +32,8 @@ type Runner struct {
 	RunnerOptions
 
 	Protocol *Protocol
+	// Answers bounds the answers that are held until Exchange.End.
+	Answers Room
 
 	sender *Sender
 	ctx    context.Context
@@ -69,10 +71,10 @@ type Call struct {
 	Within time.Duration
 	// Sent is called immediately before a leg is sent, so not for a protocol without one.
 	Sent func()
-	// Ended is called when a concurrent leg has ended, with its raw answer, nil if it failed.
+	// Ended is called when a concurrent leg has ended, with its usage, nil if it failed.
 	// Late is called after Ended if the leg failed after Run had returned. Both are called from
 	// another goroutine.
-	Ended func(answer []byte)
+	Ended func(usage *Usage)
 	Late  func(*FailureError)
 }
 
@@ -80,9 +82,8 @@ type Call struct {
 type Result struct {
 	// Decode is the leg to the decode engine.
 	Decode Leg
-	// Answer is the prefill engine's, Raw its bytes; both nil for a concurrent leg.
+	// Answer is the prefill engine's, nil for a concurrent leg.
 	Answer *Answer
-	Raw    []byte
 	// Stop cancels a leg that continues; nil if there is none.
 	Stop context.CancelFunc
 }
@@ -128,24 +129,27 @@ func (r *Runner) run(ctx context.Context, c *Call) (res Result, err error) {
 	if body == nil {
 		body = append([]byte(nil), c.Body...)
 	}
-	header := x.LegHeader(&leg, c.Headers)
-	path, address := strings.Clone(cmp.Or(leg.Path, x.Path)), x.Prefill.Address // the request's memory must not be used after Run
+	// The request's memory must not be used after Run.
+	out := &sending{x.Prefill.Address, strings.Clone(cmp.Or(leg.Path, x.Path)), x.LegHeader(&leg, c.Headers), body}
 	c.Sent()
 	if r.Protocol.AtOnce {
-		return r.concurrent(ctx, c, func(ctx context.Context) ([]byte, error) { return r.sender.Send(ctx, address, path, header, body) })
+		return r.concurrent(ctx, c, out)
 	}
-	if res.Raw, err = r.sender.Send(ctx, address, path, header, body); err != nil {
+	x.answer.room = &r.Answers
+	raw, err := r.sender.Send(ctx, out, &x.answer, nil)
+	if err != nil {
 		return res, err
 	}
-	if res.Answer, err = ParseAnswer(res.Raw); err != nil {
+	if res.Answer, err = ParseAnswer(raw); err != nil {
 		return res, err
 	}
 	res.Decode, err = r.Protocol.Decode(x, res.Answer)
 	return res, err
 }
 
-// concurrent starts a leg that runs while the decode leg does.
-func (r *Runner) concurrent(ctx context.Context, c *Call, send func(context.Context) ([]byte, error)) (res Result, err error) {
+// concurrent starts a leg that runs while the decode leg does. Of its answer only the usage is
+// needed.
+func (r *Runner) concurrent(ctx context.Context, c *Call, leg *sending) (res Result, err error) {
 	if res.Decode, err = r.Protocol.Decode(c.Exchange, nil); err != nil {
 		return res, err
 	}
@@ -155,8 +159,14 @@ func (r *Runner) concurrent(ctx context.Context, c *Call, send func(context.Cont
 	ended, late := c.Ended, c.Late // the goroutine must not keep the request alive
 	r.wg.Go(func() {
 		defer stop()
-		raw, err := send(running)
-		ended(raw)
+		seen, a := body.NewUsageScanner(false), answer{room: &r.Answers}
+		defer a.free()
+		_, err := r.sender.Send(running, leg, &a, seen)
+		var usage *Usage
+		if err == nil {
+			usage = usageOf(seen)
+		}
+		ended(usage)
 		select {
 		case early <- err:
 			return

@@ -44,6 +44,8 @@ const (
 	Failed Outcome = "failed"
 	// Refused: the worker answered with a status that is the client's fault.
 	Refused Outcome = "refused"
+	// NoRoom: the answers of all legs are above their bound; not the worker's fault.
+	NoRoom Outcome = "no_room"
 	// Incomplete: the answer has no transfer parameters.
 	Incomplete Outcome = "no_parameters"
 	// Unusable: the leg could not be built.
@@ -127,15 +129,22 @@ func (s *Sender) Close() {
 	s.direct.CloseIdleConnections()
 }
 
-// Send posts a leg to a worker and returns the body of its answer. ctx limits its duration. The
-// error is a *FailureError.
-func (s *Sender) Send(ctx context.Context, address, path string, header http.Header, body []byte) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, prefillURL+path, bytes.NewReader(body))
+// sending is the request of a leg.
+type sending struct {
+	address, path string
+	header        http.Header
+	body          []byte
+}
+
+// Send posts a leg to a worker and returns the body of its answer, which is held in a, or is
+// only passed to seen, if that is not nil. ctx limits its duration. The error is a *FailureError.
+func (s *Sender) Send(ctx context.Context, l *sending, a *answer, seen io.Writer) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, prefillURL+l.path, bytes.NewReader(l.body))
 	if err != nil {
 		return nil, &FailureError{Outcome: Unusable, Err: withoutURL(err)}
 	}
-	req.Header = header
-	return s.ask(req, address, true, maxAnswer)
+	req.Header = l.header
+	return s.ask(req, l.address, true, maxAnswer, a, seen)
 }
 
 // prefillURL is that of all requests to the listener, which ignores the host: they share its
@@ -143,8 +152,9 @@ func (s *Sender) Send(ctx context.Context, address, path string, header http.Hea
 const prefillURL = "http://prefill"
 
 // ask sends a request for prefillURL to an address, with listener through Envoy's if there is one,
-// and returns the body of the answer, at most limit bytes.
-func (s *Sender) ask(req *http.Request, address string, listener bool, limit int64) ([]byte, error) {
+// and returns the body of the answer, at most limit bytes. An answer with status 200 is only
+// passed to seen, if that is not nil.
+func (s *Sender) ask(req *http.Request, address string, listener bool, limit int64, a *answer, seen io.Writer) ([]byte, error) {
 	client, ctx := &s.through, req.Context()
 	if req.Host = address; listener && s.pickHeader != "" {
 		req.Header.Set(s.pickHeader, address)
@@ -157,18 +167,32 @@ func (s *Sender) ask(req *http.Request, address string, listener bool, limit int
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		limit = maxRefuse
+		limit, seen = maxRefuse, nil
 	}
-	raw, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
+	raw, n, err := read(io.LimitReader(resp.Body, limit+1), a, seen)
 	switch {
+	case errors.Is(err, errNoRoom) && resp.StatusCode == http.StatusOK:
+		return nil, &FailureError{Outcome: NoRoom, Err: err}
+	case errors.Is(err, errNoRoom):
+		raw = nil // the status says enough
 	case err != nil:
 		return nil, &FailureError{Outcome: broken(ctx, fmt.Errorf("%w: %w", io.ErrUnexpectedEOF, err)), Err: err}
-	case resp.StatusCode == http.StatusOK && int64(len(raw)) > limit:
+	case resp.StatusCode == http.StatusOK && n > limit:
 		return nil, &FailureError{Outcome: Failed, Err: fmt.Errorf("answer over %d bytes", limit)}
 	case resp.StatusCode == http.StatusOK:
 		return raw, nil
 	}
 	return nil, &FailureError{Outcome: blame(resp.StatusCode), Status: resp.StatusCode, Body: raw, Header: resp.Header}
+}
+
+// read reads all of src into a, or into seen, if that is not nil, and returns its length.
+func read(src io.Reader, a *answer, seen io.Writer) (raw []byte, n int64, err error) {
+	if seen != nil {
+		n, err = io.Copy(seen, src)
+		return nil, n, err
+	}
+	raw, err = io.ReadAll(a.of(src))
+	return raw, int64(len(raw)), err
 }
 
 // withoutURL returns an error of net/http without the URL, whose query may contain a key.
@@ -212,7 +236,8 @@ func (s *Sender) Get(ctx context.Context, address, path string, api bool) ([]byt
 	if err != nil {
 		return nil, &FailureError{Outcome: Unusable, Err: err}
 	}
-	raw, err := s.ask(req, address, api, maxPage)
+	a := answer{room: new(Room)} // at most one page of a worker
+	raw, err := s.ask(req, address, api, maxPage, &a, nil)
 	if f, ok := errors.AsType[*FailureError](err); ok && f.Outcome == Refused {
 		return nil, &FailureError{Outcome: Failed, Status: f.Status}
 	}

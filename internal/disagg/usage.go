@@ -14,15 +14,19 @@ type Usage struct {
 	Prompt, Cached int64
 }
 
-// UsageOf reads the usage of a prefill answer, which need not be JSON.
-func UsageOf(answer []byte) Usage {
+// Usage reads the usage of the answer.
+func (a *Answer) Usage() *Usage {
 	s := body.NewUsageScanner(false)
-	_, _ = s.Write(answer)
+	_, _ = s.Write(a.raw)
+	return usageOf(s)
+}
+
+func usageOf(s *body.UsageScanner) *Usage {
 	u, ok := s.Usage()
 	if !ok {
-		return Usage{-1, -1}
+		return &Usage{-1, -1}
 	}
-	return Usage{u.Prompt, u.Cached}
+	return &Usage{u.Prompt, u.Cached}
 }
 
 // Edit appends an answer's usage object to dst, with the counts of prompt tokens and cached
@@ -127,12 +131,14 @@ type LegUsage struct {
 // NewLegUsage returns the usage of a leg that has not ended.
 func NewLegUsage() *LegUsage { return &LegUsage{ended: make(chan struct{})} }
 
-// Keep reads the leg's answer, nil if there is none. It must be called once.
-func (u *LegUsage) Keep(answer []byte) {
+// Keep takes what the leg has reported, nil if it failed. It must be called once.
+func (u *LegUsage) Keep(usage *Usage) {
 	if u == nil {
 		return
 	}
-	u.usage = UsageOf(answer)
+	if u.usage = (Usage{-1, -1}); usage != nil {
+		u.usage = *usage
+	}
 	close(u.ended)
 }
 

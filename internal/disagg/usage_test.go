@@ -43,8 +43,8 @@ func TestUsageOfThePrefillLeg(t *testing.T) {
 		`{"meta_info":{"prompt_tokens":9,"cached_tokens":4}}`:                       {9, 4},
 		`{}`: {-1, -1}, `data`: {-1, -1},
 	} {
-		if got := UsageOf([]byte(answer)); got != want {
-			t.Errorf("%s: %+v", answer, got)
+		if got := (&Answer{[]byte(answer)}).Usage(); *got != want {
+			t.Errorf("%s: %+v", answer, *got)
 		}
 	}
 }

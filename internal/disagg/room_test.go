@@ -1,0 +1,114 @@
+package disagg
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+)
+
+// The answers of all legs share a bound. Above it a leg fails, unless its answer is the only one;
+// room that is given back is used again. What is not kept needs no room.
+func TestAnswersShareTheirRoom(t *testing.T) {
+	const size = 1 << 20
+	code := http.StatusOK
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(code)
+		_, _ = io.WriteString(w, strings.Repeat("x", size))
+	}))
+	defer srv.Close()
+	s := NewSender("", "")
+	defer s.Close()
+	var room Room
+	send := func(a *answer, seen io.Writer) ([]byte, error) {
+		t.Helper()
+		return s.Send(t.Context(), &sending{srv.Listener.Addr().String(), "/", http.Header{}, nil}, a, seen)
+	}
+	fits := func(a *answer) {
+		t.Helper()
+		if raw, err := send(a, nil); err != nil || len(raw) != size {
+			t.Errorf("got %d bytes, %v", len(raw), err)
+		}
+	}
+	outcome := func(err error) (f FailureError) {
+		if got, ok := errors.AsType[*FailureError](err); ok {
+			f = *got
+		}
+		return f
+	}
+	first, second, third := &answer{room: &room}, &answer{room: &room}, &answer{room: &room}
+	room.SetMost(2 * perByte * size)
+	fits(first)
+	fits(second)
+	if _, err := send(third, nil); outcome(err).Outcome != NoRoom {
+		t.Errorf("third answer: got %v, want %s", err, NoRoom)
+	}
+	third.free()
+	if got, want := room.Held(), int64(2*perByte*size); got != want {
+		t.Errorf("held %d, want %d", got, want)
+	}
+	if n, err := send(third, io.Discard); err != nil || n != nil || room.Held() != 2*perByte*size {
+		t.Errorf("an answer that is not kept: %d bytes, %v, held %d", len(n), err, room.Held())
+	}
+	code = http.StatusBadRequest
+	if _, err := send(third, io.Discard); outcome(err).Outcome != Refused || outcome(err).Status != 400 || outcome(err).Body != nil {
+		t.Errorf("a refusal without room: got %v, want %s with status 400 and no body", err, Refused)
+	}
+	third.free()
+	code = http.StatusOK
+	first.free()
+	fits(third)
+	second.free()
+	third.free()
+	room.SetMost(1)
+	fits(first)
+	if _, err := send(second, nil); outcome(err).Outcome != NoRoom {
+		t.Errorf("a second answer: got %v, want %s", err, NoRoom)
+	}
+	first.free()
+	second.free()
+	if room.Held() != 0 {
+		t.Errorf("held %d at the end", room.Held())
+	}
+}
+
+// Of the answer of a concurrent leg nothing is held, so it never fails for want of room.
+func TestAConcurrentLegNeedsNoRoom(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"text":"`+strings.Repeat("x", 1<<20)+`","usage":{"prompt_tokens":9}}`)
+	}))
+	defer srv.Close()
+	for connector, want := range map[string]Outcome{"sglang": OK, "nixl": NoRoom} {
+		r, err := NewRunner(connector, Options{}, RunnerOptions{Timeout: time.Minute, HeadStart: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Answers.SetMost(1000)
+		r.Answers.held.Add(1000) // other answers
+		req, err := body.Parse(body.Completions, []byte(`{"prompt":"a"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := &Exchange{Request: req, Path: "/v1/completions", Decode: Side{Worker: "d", Address: "127.0.0.1:1", Rank: NoRank}}
+		x.Begin(Side{Worker: "p", Address: srv.Listener.Addr().String(), Rank: NoRank}, NewUnique())
+		usage := &Usage{}
+		_, f := r.Run(t.Context(), &Call{Exchange: x, Headers: func(func(string, string)) {}, Body: req.Body, Within: time.Minute,
+			Sent: func() {}, Ended: func(u *Usage) { usage = u }, Late: func(*FailureError) {}})
+		switch {
+		case want == OK && (f != nil || usage == nil || usage.Prompt != 9):
+			t.Errorf("%s: got %v, usage %+v; want usage of 9 tokens", connector, f, usage)
+		case want != OK && (f == nil || f.Outcome != want):
+			t.Errorf("%s: got %v, want %s", connector, f, want)
+		}
+		x.End()
+		r.Close()
+		if got := r.Answers.Held(); got != 1000 {
+			t.Errorf("%s: %d bytes are held, want those of the others", connector, got)
+		}
+	}
+}
