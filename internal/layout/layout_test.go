@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83700
+	totalLimit = 83740
 	totalGoal  = 62000
 )
 
@@ -33,7 +33,7 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21220, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 21320, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 29100, 22000, []string{"internal/tokens"}},
 	{"fleet", 4740, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1670, 1300, []string{"internal/observe"}},
