@@ -106,8 +106,13 @@ func TestNoClientNamesAPeerToAnEngine(t *testing.T) {
 			r.Headers = append(slices.DeleteFunc(slices.Clone(r.Headers), func(h extproc.Header) bool { return h.Name == "content-type" }),
 				extproc.Header{Name: "upgrade", Value: "websocket"}, extproc.Header{Name: "content-type", Value: "text/plain"})
 		}, unreadable: true},
-		"nested too deep": {path: "/v1/completions", body: `{"prompt":"x","y":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `,%s}`, unreadable: true},
-		"deep, unknown":   {path: "/invocations", body: `{"prompt":"x","y":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `,%s}`, unreadable: true},
+		"nested too deep":     {path: "/v1/completions", body: `{"prompt":"x","y":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `,%s}`, unreadable: true},
+		"surrogates, unknown": {path: "/invocations", body: "{\"prompt\":\"\xed\xa0\x80\",%s}", unreadable: true},
+		"a byte order mark":   {path: "/vertex_generate", body: "\xef\xbb\xbf" + `{"parameters":{"bootstrap_host":"evil","bootstrap_room":666666666},%s}`},
+		"a content-type without a value": {path: "/vertex_generate", body: `{"parameters":{"bootstrap_host":"evil","bootstrap_room":666666666},%s}`, change: func(_ *pools, r *extproc.Request) {
+			r.Headers = append(slices.DeleteFunc(slices.Clone(r.Headers), func(h extproc.Header) bool { return h.Name == "content-type" }), extproc.Header{Name: "content-type"})
+		}},
+		"deep, unknown": {path: "/invocations", body: `{"prompt":"x","y":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `,%s}`, unreadable: true},
 	}
 	for _, connector := range slices.Sorted(maps.Keys(config.ConnectorEngines)) {
 		rule := disagg.RequestIDs(connector, false)

@@ -159,7 +159,7 @@ func (j *job) readUnknown() (*input, error) {
 		return nil, j.fail(400, "kvlane_tenant_not_salted", "this API is not known to separate the caches of tenants (tenants.required)")
 	}
 	_, upgrades := j.r.Header("upgrade") // a content-type of the upgrade request says nothing about what the WebSocket carries
-	if kind, ok := j.r.Header("content-type"); !j.d.guarded() || ok && !upgrades && !strings.Contains(strings.ToLower(kind), "json") {
+	if kind, _ := j.r.Header("content-type"); !j.d.guarded() || kind != "" && !upgrades && !strings.Contains(strings.ToLower(kind), "json") {
 		return &input{}, nil
 	}
 	if j.r.Partial {

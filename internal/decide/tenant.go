@@ -100,13 +100,22 @@ func (w *work) mustSalt(p *placed, e *fleet.Endpoint) error {
 	return w.fail(400, "kvlane_tenant_not_salted", reason)
 }
 
-// saltEdits returns the edits that give the request its tenant's salt. A client's own salt
-// is replaced even where the engine is not known to read it.
-func (w *work) saltEdits(e *fleet.Endpoint) []body.Edit {
-	if w.in.salt == "" || !w.takesSalt(e.Member.Engine) && !w.in.body.Span(body.FieldCacheSalt).Present() {
-		return nil
+// saltEdits returns the edits that give the request its tenant's salt. A client's own salt, or
+// the extra_key that SGLang joins to it, gets one even where the engine is not known to read it.
+func (w *work) saltEdits(e *fleet.Endpoint) (edits []body.Edit) {
+	if w.d.cfg.Tenants.SaltHeader != "" && w.api == body.Unknown { // SGLang's /vertex_generate
+		parameters := body.Member(w.in.body.Body, "parameters")
+		for _, f := range [...]body.Field{body.FieldCacheSalt, body.FieldExtraKey} {
+			if body.Member(parameters, f.String()) != nil {
+				edits = append(edits, body.Delete("parameters", f.String()))
+			}
+		}
 	}
-	return []body.Edit{body.Set([]byte(`"`+w.in.salt+`"`), body.FieldCacheSalt.String())}
+	own := w.in.body.Span(body.FieldCacheSalt).Present() || w.in.body.Span(body.FieldExtraKey).Present()
+	if w.in.salt != "" && (own || w.takesSalt(e.Member.Engine)) {
+		edits = append(edits, body.Set([]byte(`"`+w.in.salt+`"`), body.FieldCacheSalt.String()))
+	}
+	return edits
 }
 
 // cacheSalt returns the salt under which the engine caches the request's blocks.

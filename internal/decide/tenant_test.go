@@ -95,11 +95,20 @@ func TestRequestsWithoutATenantShareACache(t *testing.T) {
 		{"/v1/completions", `,"extra_key":"` + TenantSalt("a", nil) + `"`, TenantSalt("", nil)}, // SGLang joins the two
 		{"/invocations", "", ""},
 		{"/invocations", `,"cache_salt":"x"`, TenantSalt("", []byte(`"x"`))},
+		{"/invocations", `,"extra_key":"` + TenantSalt("a", nil) + `"`, TenantSalt("", nil)},
 	} {
 		r := b.request(c.path, completion(3, c.more))
 		d := b.Decide(t.Context(), r)
 		if got := saltOf(t, body.Completions, r, &d); d.Reject != nil || got != c.want {
 			t.Errorf("%s %s: got salt %q, want %q", c.path, c.more, got, c.want)
+		}
+		end(&d, 200)
+	}
+	for _, more := range []string{`"cache_salt":"x"`, `"extra_key":"x"`, `"extra_key":"x","cache_salt":"x","extra_key":"y"`} { // SGLang reads these
+		r := b.request("/vertex_generate", `{"parameters":{"rid":"1",`+more+`}}`)
+		d := b.Decide(t.Context(), r)
+		if d.Reject != nil || string(d.Body) != `{"parameters":{"rid":"1"}}` {
+			t.Errorf("%s: got %+v %s, want it without", more, d.Reject, d.Body)
 		}
 		end(&d, 200)
 	}

@@ -1,7 +1,6 @@
 package disagg
 
 import (
-	"bytes"
 	"slices"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -41,7 +40,7 @@ func (p *Protocol) clean(r *body.Request) []body.Edit {
 		return edits
 	}
 	// SGLang's /vertex_generate takes the fields of /generate in "parameters".
-	parameters := body.Member(bytes.TrimLeft(r.Body, " \t\r\n"), "parameters")
+	parameters := body.Member(r.Body, "parameters")
 	for _, f := range fields {
 		if body.Member(parameters, f.String()) != nil {
 			edits = append(edits, remove("parameters", f.String()))

@@ -17,7 +17,7 @@ import (
 const MaxDepth = 512
 
 // UnreadError reports why Kvlane cannot read a body that an engine may accept: Python's
-// json.loads allows deeper nesting, UTF-16 and UTF-32.
+// json.loads allows deeper nesting, UTF-16, UTF-32, and surrogates that are encoded in UTF-8.
 type UnreadError struct{ Reason string }
 
 func (e *UnreadError) Error() string { return "the body is not read: " + e.Reason }
@@ -55,6 +55,7 @@ type scanner struct {
 	depth int
 	err   *SyntaxError
 	deep  bool     // err is about the depth
+	lone  bool     // err is about a surrogate
 	path  []string // innermost first
 	long  bool     // some integer has more than LongestInteger digits
 	// stopped ends the walk over an object's members, which returns -1 without an err.
@@ -102,6 +103,8 @@ func (s *scanner) finish() error {
 	switch {
 	case s.deep:
 		return &UnreadError{fmt.Sprintf("it is nested deeper than %d at byte %d", MaxDepth, s.err.Offset)}
+	case s.lone:
+		return &UnreadError{"a string has a surrogate in UTF-8"}
 	case wide(s.b):
 		return &UnreadError{"it seems to be UTF-16 or UTF-32"}
 	}
@@ -412,8 +415,16 @@ func plainURL(b []byte) int {
 	return -1
 }
 
+// surrogateFirst reports whether the first bytes of b that are not UTF-8 are a surrogate.
+func surrogateFirst(b []byte) bool {
+	for r, n := utf8.DecodeRune(b); r != utf8.RuneError || n > 1; r, n = utf8.DecodeRune(b) {
+		b = b[n:]
+	}
+	return len(b) > 2 && b[0] == 0xed && b[1]&0xe0 == 0xa0 && b[2]&0xc0 == 0x80
+}
+
 // str scans a string from its opening quote. Invalid UTF-8 is rejected, as in every engine's JSON
-// reader.
+// reader; surrogates are left to the engine.
 func (s *scanner) str(i int) int {
 	start := i + 1
 	if n := plainURL(s.b[start:]); n >= 0 {
@@ -427,6 +438,7 @@ func (s *scanner) str(i int) int {
 		switch c := s.b[i]; {
 		case c == '"':
 			if high&highs != 0 && !utf8.Valid(s.b[start:i]) {
+				s.lone = s.err == nil && surrogateFirst(s.b[start:i])
 				return s.fail(start, "a string must be UTF-8")
 			}
 			return i + 1

@@ -84,6 +84,12 @@ func TestPythonsJSON(t *testing.T) {
 			t.Errorf("%q: member %s", body, got)
 		}
 	}
+	for text, unread := range map[string]bool{"\xed\xa0\x80": true, "é\xed\xbf\xbf": true, "\xed\xa0": false, "\xff\xed\xa0\x80": false, "\xed\x9f": false} {
+		_, err := Parse(Chat, []byte(`{"x":["`+text+`"]}`))
+		if _, ok := errors.AsType[*UnreadError](err); ok != unread || err == nil {
+			t.Errorf("%q: got %v, want unread %v", text, err, unread)
+		}
+	}
 	for _, text := range []string{`{"model":"m"}`, `{"mo`, `[`} {
 		for name, order := range map[string]binary.AppendByteOrder{"little": binary.LittleEndian, "big": binary.BigEndian} {
 			var wide, wider []byte
