@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -26,6 +27,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/kvlane/kvlane/envoy"
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
@@ -49,13 +52,33 @@ const (
 	modelFiles = "../internal/tokens/models/qwen3"
 )
 
+// natsProcess names the address on which the process serves NATS instead of running tests.
+const natsProcess = "KVLANE_TEST_NATS"
+
 func TestMain(m *testing.M) {
+	if address := os.Getenv(natsProcess); address != "" {
+		serveNATS(address)
+		return
+	}
 	code, err := run(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
 	os.Exit(code)
+}
+
+func serveNATS(address string) {
+	host, port, _ := net.SplitHostPort(address)
+	o := server.Options{Host: host, NoSigs: true, NoLog: true}
+	o.Port, _ = strconv.Atoi(port)
+	s, err := server.NewServer(&o)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	s.Start()
+	s.WaitForShutdown()
 }
 
 func run(m *testing.M) (int, error) {

@@ -27,7 +27,6 @@ type replicaSet struct {
 // newReplicaSet starts replicas; binaries, if given, are those of the second and later ones.
 func newReplicaSet(t *testing.T, count int, binaries ...string) *replicaSet {
 	t.Helper()
-	r := &replicaSet{older: len(binaries) > 0}
 	var listens []string
 	for range count {
 		listens = append(listens, freeAddress(t))
@@ -40,8 +39,15 @@ func newReplicaSet(t *testing.T, count int, binaries ...string) *replicaSet {
 	if count == 1 {
 		mode = "off"
 	}
+	return startReplicas(t, fmt.Sprintf("{mode: %s, embedded: {listen: %q, routes: %s}}", mode, listens[0], routes), listens, binaries...)
+}
+
+// startReplicas starts as many replicas as there are addresses to listen on; fleet is the section of the first one.
+func startReplicas(t *testing.T, fleet string, listens []string, binaries ...string) *replicaSet {
+	t.Helper()
+	r, count := &replicaSet{older: len(binaries) > 0}, len(listens)
 	r.bed = newBed(t, shape{engines: 8, ranks: 1, noCheck: true, stall: "2s", engine: slow(2 * time.Millisecond),
-		config: fmt.Sprintf("index: {key: k}\nrouting: {policy: {sticky: {mode: target}}}\nfleet: {mode: %s, embedded: {listen: %q, routes: %s}}\n", mode, listens[0], routes),
+		config: "index: {key: k}\nrouting: {policy: {sticky: {mode: target}}}\nfleet: " + fleet + "\n",
 		bootstrap: func(text string) string {
 			at := strings.Index(text, "cluster_name: kvlane, endpoints:")
 			open := at + strings.Index(text[at:], "lb_endpoints: [") + len("lb_endpoints: [")
@@ -319,4 +325,68 @@ func TestReplicaIsStoppedAndKilled(t *testing.T) {
 		t.Errorf("got %d requests that failed and %d conversations that moved, want none", got[0], got[1])
 	}
 	r.noneBooked(0, 1)
+}
+
+// An external NATS server takes no more bytes (SIGSTOP) under load: no request fails or waits for it, each replica reports that it is
+// alone, and they share again once the server goes on. replicas.TestExternalServerTakesNoBytes measures how soon.
+func TestExternalServerIsStopped(t *testing.T) {
+	address := freeAddress(t)
+	nats := exec.Command(os.Args[0])
+	nats.Env = append(os.Environ(), natsProcess+"="+address)
+	nats.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := nats.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = nats.Process.Kill(); _ = nats.Wait() })
+	r := startReplicas(t, fmt.Sprintf("{mode: external, external: {url: %q}}", "nats://"+address), []string{"", ""})
+	stop, load := make(chan struct{}), make(chan int, 1)
+	go func() {
+		all := 0
+		for round := 0; ; round++ {
+			select {
+			case <-stop:
+				load <- all
+				return
+			default:
+				failed, _ := r.talk(fmt.Sprint("s", round, "."), 16, 10, 0)
+				all += failed
+			}
+		}
+	}()
+	routed := func(i int) float64 { return r.at(i, "kvlane_requests_total", `outcome="routed"`) }
+	r.until("both are busy", func() bool { return routed(0) > 20 && routed(1) > 20 })
+	if err := nats.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var before, unsent [2]float64
+	for i := range 2 {
+		r.until("each is alone", func() bool { return r.at(i, "kvlane_replicas_connected") == 0 && r.at(i, "kvlane_replicas") == 1 })
+		before[i], unsent[i] = routed(i), r.at(i, "kvlane_replicas_unsent_total")
+	}
+	for i := range 2 {
+		r.until("each routes alone", func() bool { return routed(i) > before[i]+100 && r.at(i, "kvlane_replicas_unsent_total") > unsent[i] })
+	}
+	goesOn := time.Now()
+	if err := nats.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2 {
+		r.until("both share again", func() bool { return r.at(i, "kvlane_replicas") == 2 })
+	}
+	t.Logf("share again after %v", time.Since(goesOn))
+	close(stop)
+	if failed := <-load; failed != 0 {
+		t.Errorf("got %d requests that failed, want none", failed)
+	}
+	r.noneBooked(0, 1)
+	for i, log := range []string{"kvlane.log", "kvlane1.log"} {
+		if all, fast := r.at(i, "kvlane_decision_seconds_count"), r.at(i, "kvlane_decision_seconds_bucket", `le="1"`); fast != all || all == 0 {
+			t.Errorf("replica %d: got %v of %v steps of decisions within a second, want all", i, fast, all)
+		}
+		for _, want := range []string{"NATS connection lost, routing alone", "replicas: gone, its bookings are dropped", "replicas: found"} {
+			if !strings.Contains(r.read(log), want) {
+				t.Errorf("replica %d: got a log without %q", i, want)
+			}
+		}
+	}
 }

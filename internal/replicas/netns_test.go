@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -27,8 +28,9 @@ type answer struct {
 	Target int // of the last pick
 	Live   int
 	// Ticks counts tenths of a second that the process had: where the machine is busy, they
-	// last longer.
-	Ticks int64
+	// last longer. Longest is the most of them that a pick of the last command took.
+	Ticks, Longest int64
+	Heap           uint64 // live, in bytes
 	// Bound is a hash of all conversations with their targets.
 	Bound   uint64
 	State   State
@@ -58,9 +60,10 @@ func TestReplicaProcess(t *testing.T) {
 		}
 	}()
 	var own []routing.ReservationID
-	target := -1
+	target, longest := -1, int64(0)
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
-		if word := strings.Fields(in.Text()); word[0] == "pick" { // CONVERSATION SLOT
+		word := strings.Fields(in.Text())
+		if word[0] == "pick" { // CONVERSATION SLOT
 			slot := must(strconv.Atoi(word[2]))
 			q := &routing.Query{ID: word[1], Conversation: word[1], PromptTokens: 100}
 			if slot >= 0 {
@@ -73,7 +76,9 @@ func TestReplicaProcess(t *testing.T) {
 		} else if word[0] == "fill" { // COUNT
 			for i := range must(strconv.Atoi(word[1])) {
 				q := &routing.Query{ID: "c", Conversation: fmt.Sprint("c", i), PromptTokens: 100, Pin: &routing.Pin{Worker: targetName(i % 4), Rank: int32(i % 2)}}
+				began := ticks.Load()
 				m.update(func(r *routing.Router, now time.Duration) { r.Release(now, must(r.Pick(now, q, nil, nil)).Reservation) })
+				longest = max(longest, ticks.Load()-began)
 			}
 		} else if word[0] == "end" {
 			m.update(func(r *routing.Router, now time.Duration) {
@@ -83,16 +88,26 @@ func TestReplicaProcess(t *testing.T) {
 				own = nil
 			})
 		}
-		a := answer{Target: target, Live: m.live(), Ticks: ticks.Load(), State: m.State(), Metrics: map[string]float64{}}
+		a := answer{Target: target, Live: m.live(), Ticks: ticks.Load(), Longest: longest, Heap: liveHeap(), Metrics: map[string]float64{}}
+		if longest = 0; word[0] != "fill" { // a metric waits for NATS' client while that writes
+			a.State = m.State()
+			m.Collect(func(name, _ string, value float64, _ ...string) { a.Metrics[name] += value })
+		}
 		m.update(func(r *routing.Router, _ time.Duration) {
 			for key := range m.core.legs[0].byKey {
 				at, _ := r.Bound(0, key)
 				a.Bound += hashTarget(mix(key.Hi^key.Lo), at)
 			}
 		})
-		m.Collect(func(name, _ string, value float64, _ ...string) { a.Metrics[name] = value })
 		fmt.Println(string(must(json.Marshal(a))))
 	}
+}
+
+func liveHeap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
 }
 
 func targetName(slot int) string { return target(slot).Worker }
