@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83740
+	totalLimit = 83790
 	totalGoal  = 62000
 )
 
