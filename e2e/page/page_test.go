@@ -4,13 +4,16 @@ package page
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -24,6 +27,15 @@ import (
 )
 
 const screenshot = "../../docs/page.png"
+
+// The installation of install: workers, half of which decode, their ranks, requests that a rank takes, and requests that
+// may wait.
+const (
+	engines   = 6
+	ranks     = 4
+	perRank   = 1
+	queueSize = 50
+)
 
 // browse opens a tab. Errors of the page's scripts and refused resources fail the test.
 func browse(t *testing.T) context.Context {
@@ -88,6 +100,28 @@ func want[T comparable](t *testing.T, what string, got, want T) {
 	}
 }
 
+// freePorts returns the first of n free ports in a row.
+func freePorts(t *testing.T, n int) int {
+	t.Helper()
+	for range 100 {
+		_, text, _ := net.SplitHostPort(freeAddress(t))
+		first, _ := strconv.Atoi(text)
+		free := 0
+		for ; free < n && first+n < 65536; free++ {
+			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+free))
+			if err != nil {
+				break
+			}
+			l.Close()
+		}
+		if free == n {
+			return first
+		}
+	}
+	t.Fatalf("there are no %d free ports in a row", n)
+	return 0
+}
+
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -98,42 +132,81 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// demo starts Envoy, Kvlane and simulated engines, and returns the addresses for clients and of
-// the admin port.
-func demo(t *testing.T) (ingress, admin string) {
+// install starts Envoy, two replicas of Kvlane with a queue, and simulated engines that
+// prefill and decode. It returns the addresses for clients and of both admin ports, and a
+// function that kills the second replica.
+func install(t *testing.T) (ingress string, admin [2]string, kill func()) {
 	t.Helper()
-	binary := os.Getenv("KVLANE_BIN")
-	if binary == "" {
-		t.Skip("KVLANE_BIN names no binary: make test-page builds it")
+	binary, proxy := os.Getenv("KVLANE_BIN"), os.Getenv("ENVOY")
+	if binary == "" || proxy == "" {
+		t.Skip("KVLANE_BIN and ENVOY name no programs: make test-page has them")
 	}
-	ingress, admin = freeAddress(t), freeAddress(t)
-	cmd := exec.Command(binary, "demo", "--pd", "--engines", "6", "--ranks", "4", "--ingress", ingress, "--admin", admin, "--envoy-admin", freeAddress(t))
-	out, err := os.Create(t.TempDir() + "/demo.log")
+	dir := t.TempDir()
+	start := func(name string, program string, args ...string) func() {
+		cmd := exec.Command(program, args...)
+		out, err := os.Create(filepath.Join(dir, name+".log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Stdout, cmd.Stderr = out, out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		end := sync.OnceFunc(func() { _ = errors.Join(cmd.Process.Kill(), cmd.Wait(), out.Close()) })
+		t.Cleanup(func() {
+			end()
+			if text, err := os.ReadFile(out.Name()); err == nil && t.Failed() {
+				t.Logf("%s wrote\n%.3000s", name, text)
+			}
+		})
+		return end
+	}
+	ingress = freeAddress(t)
+	workers := ""
+	for i := range engines {
+		role := []string{"prefill", "decode"}[i%2]
+		api, name := freeAddress(t), fmt.Sprintf("%s-%c", role, 'a'+i/2)
+		events := fmt.Sprintf("tcp://127.0.0.1:%d", freePorts(t, ranks))
+		start(name, binary, "engine-sim", "--model", "demo", "--ranks", strconv.Itoa(ranks), "--role", role, "--listen", api, "--events", events,
+			"--step-base", "4ms", "--step-prefill", "60us", "--step-decode", "100us")
+		workers += fmt.Sprintf("  - {name: %s, role: %s, address: %q, ranks: %d, events: {endpoint: %q}}\n", name, role, api, ranks, events)
+	}
+	listen, fleet := [2]string{freeAddress(t), freeAddress(t)}, [2]string{freeAddress(t), freeAddress(t)}
+	for i := range 2 {
+		admin[i] = freeAddress(t)
+		text := fmt.Sprintf(`listen: {address: %q}
+admin: {address: %q}
+envoy: {ingress: %q, admin: %q, first_token: true, response_body: STREAMED, replicas: [%q, %q]}
+models: [{name: demo, tokenizer: "builtin:qwen3"}]
+workers:
+  static:
+%sdisagg: {connector: nixl}
+routing: {disagg: {mode: threshold, threshold: 64, decode: {limits: {max_active: %d}}}}
+flow: {max_requests: %d}
+index: {key: demo}
+limits: {decision_timeout: 10s}
+fleet: {mode: embedded, name: demo, replica: kvlane-%d, embedded: {listen: %q, routes: [%q, %q]}}
+`, listen[i], admin[i], ingress, freeAddress(t), listen[0], listen[1], workers, perRank, queueSize, i+1, fleet[i], fleet[0], fleet[1])
+		file := filepath.Join(dir, fmt.Sprintf("kvlane-%d.yaml", i+1))
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		kill = start(fmt.Sprintf("kvlane-%d", i+1), binary, "serve", "--config", file)
+	}
+	bootstrap, err := exec.Command(binary, "envoy-config", "--config", filepath.Join(dir, "kvlane-1.yaml")).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd.Stdout, cmd.Stderr = out, out
-	if err := cmd.Start(); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "envoy.yaml"), bootstrap, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(os.Interrupt)
-		_ = cmd.Wait()
-		if text, err := os.ReadFile(out.Name()); err == nil && t.Failed() {
-			t.Logf("the demonstration wrote\n%.5000s", text)
+	start("envoy", proxy, "-c", filepath.Join(dir, "envoy.yaml"), "--concurrency", "1", "--use-dynamic-base-id")
+	for _, a := range admin {
+		if out, err := exec.Command(binary, "healthcheck", "--url", "http://"+a+"/readyz", "--wait", "2m").CombinedOutput(); err != nil {
+			t.Fatalf("the installation does not become ready: %s", out)
 		}
-	})
-	for range 600 {
-		if resp, err := http.Get("http://" + admin + "/readyz"); err == nil {
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return ingress, admin
-			}
-		}
-		time.Sleep(100 * time.Millisecond)
 	}
-	t.Fatal("the demonstration does not become ready")
-	return "", ""
+	return ingress, admin, kill
 }
 
 // chat sends a conversation and waits for the answer.
@@ -172,26 +245,58 @@ func ask(ctx context.Context, ingress string, user, tokens int, turns ...string)
 	return last
 }
 
+// status is what an admin port says of the requests; the page must show the same.
+type status struct {
+	Requests int `json:"requests_total"`
+	Waiting  int
+	Queue    []struct{ Tokens int }
+	Replicas struct {
+		Replica  string
+		Bookings int                   // its own
+		Peers    []struct{ ID string } `json:"replicas"`
+	}
+}
+
+func statusOf(t *testing.T, admin string) (s status) {
+	t.Helper()
+	resp, err := http.Get("http://" + admin + "/debug/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(&s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// table is a script that returns the texts of a table's cells, lines separated by ; and cells by |.
+func table(section string) string {
+	return fmt.Sprintf(`[...document.querySelectorAll('#%s tbody tr')].map((tr) => [...tr.cells].map((td) => td.textContent).join('|')).join(';')`, section)
+}
+
 func TestThePageShowsAnInstallation(t *testing.T) {
 	ctx := browse(t)
-	ingress, admin := demo(t)
-	run(t, ctx, emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "light"}}), chromedp.Navigate("http://"+admin+"/"))
-	until(t, ctx, "ranks", `document.querySelectorAll('#grid .cell').length === 24`)
+	ingress, admin, kill := install(t)
+	run(t, ctx, emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "light"}}), chromedp.Navigate("http://"+admin[0]+"/"))
+	until(t, ctx, "ranks", fmt.Sprintf(`document.querySelectorAll('#grid .cell').length === %d`, engines*ranks))
 	for user := range 4 {
 		chat(t, ingress, user, "Hello")
 		chat(t, ingress, user, "Hello", "Good day.", "Which books are about cats?")
+		chat(t, ingress, user, "Hello", "Good day.", "Which books are about cats?", "These.", "And about dogs?")
 	}
-	until(t, ctx, "decisions without a reload of the page", `document.querySelectorAll('#rows tr').length === 8`)
+	until(t, ctx, "decisions without a reload of the page", fmt.Sprintf(`document.querySelectorAll('#rows tr').length === %d`, statusOf(t, admin[0]).Requests))
 	until(t, ctx, "reported cached tokens", `[...document.querySelectorAll('#rows tr')].every((tr) => tr.cells[5].textContent !== '')`)
-	predicted := eval[string](t, ctx, `document.querySelector('#rows tr').cells[4].textContent`)
-	if predicted == "0" {
-		t.Error("got 0 predicted tokens for a second turn, want the first turn's")
+	if !eval[bool](t, ctx, `[...document.querySelectorAll('#rows tr')].some((tr) => tr.cells[4].textContent !== '0')`) {
+		t.Error("got 0 predicted tokens for all turns, want the first turn's for the later ones")
 	}
 	until(t, ctx, "a live rank", `document.querySelectorAll('#grid .cell.ok').length > 0`)
 	until(t, ctx, "rate", `document.querySelector('#totals').innerText.includes('prefill legs')`)
-	picture(t, ctx, ingress)
+	want(t, "the queue before a request waits", eval[string](t, ctx, table("queue")), "demo|0|0|0|0 %|")
+	full(t, ctx, ingress, admin)
+	until(t, ctx, "no waiting request", table("queue")+`.startsWith('demo|0|0|0|')`)
 	until(t, ctx, "no running request", `[...document.querySelectorAll('#rows tr')].every((tr) => tr.lastChild.textContent !== 'running')`)
-	count := eval[int](t, ctx, `document.querySelectorAll('#rows tr').length`)
+	before, count := statusOf(t, admin[0]).Requests, eval[int](t, ctx, `document.querySelectorAll('#rows tr').length`)
 
 	run(t, ctx, chromedp.Focus("#rows tr:last-child button"), chromedp.KeyEvent("\r"))
 	until(t, ctx, "a cost table", `document.querySelector('#detail').open && document.querySelectorAll('#detail tr.chosen').length > 0`)
@@ -202,29 +307,58 @@ func TestThePageShowsAnInstallation(t *testing.T) {
 	until(t, ctx, "closed details", `!document.querySelector('#detail').open`)
 	run(t, ctx, chromedp.KeyEvent("p"))
 	want(t, "paused by a key", eval[string](t, ctx, `document.querySelector('#pause').textContent`), "Resume")
-	chat(t, ingress, 9, "Hello")
-	run(t, ctx, chromedp.Sleep(time.Second))
+	kill() // all that follows is decided by the other one
+	for range 3 {
+		chat(t, ingress, 9, "Hello")
+	}
+	until(t, ctx, "one replica of two", table("replicas")+`.split(';').length === 1`)
 	want(t, "rows while paused", eval[int](t, ctx, `document.querySelectorAll('#rows tr').length`), count)
 	run(t, ctx, chromedp.KeyEvent("p"))
-	until(t, ctx, "rows after the pause", fmt.Sprintf(`document.querySelectorAll('#rows tr').length === %d`, count+1))
+	until(t, ctx, "rows after the pause", fmt.Sprintf(`document.querySelectorAll('#rows tr').length === %d`, count+statusOf(t, admin[0]).Requests-before))
 }
 
-// picture takes the screenshot of the README while requests run, and writes it if asked to.
-func picture(t *testing.T, ctx context.Context, ingress string) {
+// full sends requests until two wait at the replica whose page is open, compares queue and replicas of the page with
+// what both replicas say, and takes the picture of the README. The requests have ended when it returns.
+func full(t *testing.T, ctx context.Context, ingress string, admin [2]string) {
 	t.Helper()
 	load, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer stop()
-	for user := range 9 {
-		running.Go(func() { _ = ask(load, ingress, user/2, 20_000, "Hello", "Good day.", "Write a novel.") })
+	sent, room := 0, engines/2*ranks*perRank
+	for ; statusOf(t, admin[0]).Waiting < 2; sent++ {
+		if sent == room+20 {
+			t.Fatalf("%d requests were sent to ranks that take %d, and fewer than two wait here", sent, room)
+		}
+		running.Go(func() { _ = ask(load, ingress, sent/2, 20_000, "Hello", "Good day.", "Write a novel.") })
+		for {
+			if a, b := statusOf(t, admin[0]), statusOf(t, admin[1]); a.Waiting+a.Replicas.Bookings+b.Waiting+b.Replicas.Bookings > sent {
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
 	}
-	until(t, ctx, "running requests", `[...document.querySelectorAll('#rows tr')].filter((tr) => tr.lastChild.textContent === 'running').length === 9 &&
-		[...document.querySelectorAll('#grid .cell')].some((c) => c.textContent > 0)`)
+	until(t, ctx, "all ranks of decode workers busy", fmt.Sprintf(`[...document.querySelectorAll('#grid .cell')].filter((c) => c.textContent === '%d').length === %d`, perRank, room/perRank))
+	here, other := statusOf(t, admin[0]), statusOf(t, admin[1])
+	want(t, "requests that run", here.Replicas.Bookings+other.Replicas.Bookings, room)
+	want(t, "requests that wait", here.Waiting+other.Waiting, sent-room)
+	tokens := here.Queue[0].Tokens
+	if tokens < 2 {
+		t.Errorf("got %d tokens of two waiting requests, want their uncached ones", tokens)
+	}
+	until(t, ctx, "two waiting requests in the queue", fmt.Sprintf(`%s.startsWith('demo|0|2|' + number(%d) + '|')`, table("queue"), tokens))
+	if peers := here.Replicas.Peers; len(peers) != 1 || !strings.HasPrefix(peers[0].ID, "kvlane-2") || !strings.HasPrefix(here.Replicas.Replica, "kvlane-1") {
+		t.Fatalf("got the replicas %+v, want kvlane-1 with kvlane-2", here.Replicas)
+	}
+	want(t, "the replicas' ids, states and bookings", eval[string](t, ctx, strings.Replace(table("replicas"), "[...tr.cells]", "[...tr.cells].slice(0, 3)", 1)),
+		fmt.Sprintf("%s (this one)|shares|%d;%s|shares|%d", here.Replicas.Replica, here.Replicas.Bookings, here.Replicas.Peers[0].ID, other.Replicas.Bookings))
+	if tile := eval[string](t, ctx, `document.querySelector('#totals').innerText`); !strings.Contains(tile, fmt.Sprintf("2 of %d", queueSize)) {
+		t.Errorf("got the totals %q, want 2 of %d in the queue", tile, queueSize)
+	}
 	var png []byte
-	run(t, ctx, chromedp.CaptureScreenshot(&png))
-	if len(png) < 10_000 || len(png) > 150<<10 {
-		t.Errorf("got a screenshot of %d bytes, want 10 to 150 KB", len(png))
+	run(t, ctx, chromedp.EmulateViewport(1280, 1000), chromedp.CaptureScreenshot(&png))
+	if len(png) < 10_000 || len(png) > 200<<10 {
+		t.Errorf("got a screenshot of %d bytes, want 10 to 200 KB", len(png))
 	}
 	if os.Getenv("SCREENSHOT") != "" {
 		if err := os.WriteFile(screenshot, png, 0o644); err != nil {
