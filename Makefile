@@ -221,9 +221,10 @@ corpus: build ## Compares kvlane tokenize with the ids of a corpus (CORPUS=FILE,
 FUZZTIME ?= 30s
 CLIENTS := $(TOOLS)/clients
 AIPERF  ?= $(CLIENTS)/aiperf/bin/aiperf
-VLLM    ?= $(firstword $(wildcard $(TOOLS)/engines/vllm/bin/vllm))
+VLLM    ?= $(TOOLS)/engines/vllm/bin/vllm
 .PHONY: clients
-clients: build envoy ## Runs openai, anthropic, langchain, litellm, aiperf and vllm bench serve (VLLM=program) against the demo, prints a table
+clients: build envoy ## Runs openai, anthropic, langchain, litellm, aiperf and vllm bench serve (VLLM=program) against the demo, prints a table; STRICT=1 leaves none out, and installs vLLM (2.4 GB) if it is not there
+	@$(if $(STRICT),[ -x '$(VLLM)' ] || ./e2e/engines/install.sh $(TOOLS)/engines vllm)
 	@AIPERF='$(AIPERF)' VLLM='$(VLLM)' ./e2e/clients/run.sh $(BIN)/kvlane $(CLIENTS)
 
 .PHONY: fuzz
