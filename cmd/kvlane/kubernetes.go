@@ -153,23 +153,18 @@ type poolFlags struct {
 	port, health    int
 	metrics         int
 	certs           string
-	selector        map[string]string
+	selector        string
 	ports           []int
 	ignored         []string // flags without effect that were given, each with the reason
 }
 
-const (
-	otherPlugins = "plugins of other endpoint pickers have no counterpart: choose a routing.preset in --config (docs/kubernetes.md, Coming from another endpoint picker)"
-	scrapesHTTP  = "engines are asked over plain HTTP"
-)
+const scrapesHTTP = "engines are asked over plain HTTP"
 
 // ignoredFlags are flags of the endpoint pickers of GAIE and llm-d that change nothing here.
 var ignoredFlags = []struct {
 	name, why string
 	boolean   bool
 }{
-	{"config-file", otherPlugins, false},
-	{"config-text", otherPlugins, false},
 	{"zap-encoder", "logs are JSON", false},
 	{"zap-log-level", "log.level sets it", false},
 	{"v", "log.level sets it", false},
@@ -230,17 +225,7 @@ func kubernetesFlags(f *flag.FlagSet) *poolFlags {
 	f.StringVar(&k.bind, "bind", "", "`IP` on which --grpc-port and --grpc-health-port listen; empty: all")
 	f.Var((*portFlag)(&k.metrics), "metrics-port", "`port` instead of that of admin.address")
 	f.StringVar(&k.certs, "cert-path", "", "`folder` with tls.crt and tls.key, instead of listen.cert_file and listen.key_file")
-	f.Func("endpoint-selector", "pod `labels` (key=value,...) instead of workers.kubernetes.selector", func(text string) error {
-		k.selector = map[string]string{}
-		for pair := range strings.SplitSeq(text, ",") {
-			key, value, ok := strings.Cut(pair, "=")
-			if !ok || key == "" {
-				return errors.New("want key=value,key=value")
-			}
-			k.selector[key] = value
-		}
-		return nil
-	})
+	f.StringVar(&k.selector, "endpoint-selector", "", "pods by `labels`, such as 'app in (a,b),tier=c', instead of workers.kubernetes.selector and label_selector")
 	f.Func("endpoint-target-ports", "`ports` of a pod, with --endpoint-selector", func(text string) error {
 		for one := range strings.SplitSeq(text, ",") {
 			var port portFlag
@@ -251,6 +236,12 @@ func kubernetesFlags(f *flag.FlagSet) *poolFlags {
 		}
 		return nil
 	})
+	for name, say := range map[string]func(string) string{"config-file": adviceOf, "config-text": func(text string) string { return advice([]byte(text)) }} {
+		f.Func(name, "EndpointPickerConfig, taken and ignored: the log names the nearest `configuration`", func(value string) error {
+			k.ignored = append(k.ignored, "--"+name+" has no effect: "+say(value)+" (docs/kubernetes.md, Coming from another endpoint picker)")
+			return nil
+		})
+	}
 	for _, other := range ignoredFlags {
 		note := func(string) error {
 			k.ignored = append(k.ignored, "--"+other.name+" has no effect: "+other.why)
@@ -267,7 +258,7 @@ func kubernetesFlags(f *flag.FlagSet) *poolFlags {
 
 // load reads the configuration, which is optional if the command line names a pool.
 func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Problem, err error) {
-	alone := k.pool != "" || k.selector != nil
+	alone := k.pool != "" || k.selector != ""
 	switch {
 	case file == "" && !alone:
 		return nil, nil, usageError{"needs --config FILE"}
@@ -283,15 +274,16 @@ func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Probl
 		defaults := config.DefaultKubernetes()
 		c.Workers.Kubernetes = &defaults
 	}
+	s := c.Workers.Kubernetes
 	if k.pool != "" {
 		// The ports belong to the selector.
-		c.Workers.Kubernetes.Pool, c.Workers.Kubernetes.Pools, c.Workers.Kubernetes.Selector, c.Workers.Kubernetes.Ports = k.pool, nil, nil, nil
+		s.Pool, s.Pools, s.Selector, s.LabelSelector, s.Ports = k.pool, nil, nil, "", nil
 	}
-	if k.selector != nil {
+	if k.selector != "" {
 		if k.pool != "" || len(k.ports) == 0 {
 			return nil, nil, usageError{"--endpoint-selector needs --endpoint-target-ports, and is not for --pool-name"}
 		}
-		c.Workers.Kubernetes.Pool, c.Workers.Kubernetes.Pools, c.Workers.Kubernetes.Selector, c.Workers.Kubernetes.Ports = "", nil, k.selector, k.ports
+		s.Pool, s.Pools, s.Selector, s.LabelSelector, s.Ports = "", nil, nil, k.selector, k.ports
 	}
 	if k.namespace != "" {
 		if c.Workers.Kubernetes == nil {
@@ -315,10 +307,10 @@ func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Probl
 
 // check validates the values set by flags like those of the file.
 func (k *poolFlags) check(c *config.Config, file string) error {
-	if k.pool == "" && k.namespace == "" && k.selector == nil {
+	if k.pool == "" && k.namespace == "" && k.selector == "" {
 		return nil
 	}
-	flags := map[string]string{"pool": "--pool-name", "namespace": "--pool-namespace", "selector": "--endpoint-selector", "ports": "--endpoint-target-ports"}
+	flags := map[string]string{"pool": "--pool-name", "namespace": "--pool-namespace", "label_selector": "--endpoint-selector", "ports": "--endpoint-target-ports"}
 	var problems []string
 	for _, p := range c.Workers.Kubernetes.Problems() {
 		if flag := flags[p.Path]; flag != "" {

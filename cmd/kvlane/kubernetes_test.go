@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -141,22 +140,28 @@ func TestReadyWithThePoolsThatExist(t *testing.T) {
 func TestFlagsOfOtherEndpointPickers(t *testing.T) {
 	for text, want := range map[string]struct {
 		listen, health, admin, pool, cert string
-		selector                          map[string]string
+		selector                          string
 		ports                             []int
 		ignored                           int
 	}{
 		"--pool-name p --pool-namespace ns --pool-group inference.networking.k8s.io --zap-encoder json --grpc-port 9002 --grpc-health-port 9003 --metrics-port 9090 --v 3 --secure-serving=false --tracing=false --ha-enable-leader-election --kv-cache-usage-percentage-metric vllm:kv_cache_usage_perc": {
-			":9002", ":9003", ":9090", "p", "", nil, nil, 7},
+			":9002", ":9003", ":9090", "p", "", "", nil, 7},
 		"--pool-name p --pool-namespace ns --pool-group inference.networking.x-k8s.io --grpc-port 9002 --grpc-health-port 9003 --metrics-port 9090 --secure-serving --model-server-metrics-scheme https --model-server-metrics-https-insecure-skip-verify --cert-path /var/run/kserve/tls": {
-			":9002", ":9003", ":9090", "p", "/var/run/kserve/tls/tls.crt", nil, nil, 4},
+			":9002", ":9003", ":9090", "p", "/var/run/kserve/tls/tls.crt", "", nil, 4},
 		"--pool-name p --cache-info-metric m --model-server-metrics-path /m --model-server-metrics-port 1 --refresh-prometheus-metrics-interval 5s --enable-grpc-stream-metrics=true --disable-endpoint-subset-filter --emit-endpoint-scores --enable-plugin-state-debug --engine-label-key k --grpc-max-recv-msg-size 1 --grpc-max-send-msg-size 1 --drain-timeout 1s --zap-devel --zap-stacktrace-level error --zap-time-encoding iso8601 --metrics-port 9090": {
-			":9002", "", ":9090", "p", "", nil, nil, 15},
+			":9002", "", ":9090", "p", "", "", nil, 15},
 		"--endpoint-selector app=a,tier=b --endpoint-target-ports 8000,8001 --cert-path /etc/tls --enable-cert-reload --health-checking --bind 10.0.0.1 --metrics-port 9091": {
-			"unix:/run/kvlane/kvlane.sock", "", "10.0.0.1:9091", "", "/etc/tls/tls.crt", map[string]string{"app": "a", "tier": "b"}, []int{8000, 8001}, 2},
+			"unix:/run/kvlane/kvlane.sock", "", "10.0.0.1:9091", "", "/etc/tls/tls.crt", "app=a,tier=b", []int{8000, 8001}, 2},
+		"--endpoint-selector=app~in~(a,b),tier!=c,!draft --endpoint-target-ports 8000": {
+			":9002", "", "127.0.0.1:9090", "", "", "app in (a,b),tier!=c,!draft", []int{8000}, 0},
 	} {
 		f := flags("serve")
 		k := kubernetesFlags(f)
-		if err := f.Parse(strings.Fields(text)); err != nil {
+		args := strings.Fields(text)
+		for i := range args {
+			args[i] = strings.ReplaceAll(args[i], "~", " ")
+		}
+		if err := f.Parse(args); err != nil {
 			t.Fatalf("%s: %v", text, err)
 		}
 		c, _, err := k.load("")
@@ -168,7 +173,7 @@ func TestFlagsOfOtherEndpointPickers(t *testing.T) {
 		}
 		s := c.Workers.Kubernetes
 		if c.Listen.Address != want.listen || c.Listen.Health != want.health || c.Admin.Address != want.admin || s.Pool != want.pool || c.Listen.CertFile != want.cert ||
-			!maps.Equal(s.Selector, want.selector) || !slices.Equal(s.Ports, want.ports) || len(k.ignored) != want.ignored {
+			len(s.Selector) > 0 || s.LabelSelector != want.selector || !slices.Equal(s.Ports, want.ports) || len(k.ignored) != want.ignored {
 			t.Errorf("%s: got %+v, %+v, %+v, ignored %q, want %+v", text, c.Listen, c.Admin, s, k.ignored, want)
 		}
 	}

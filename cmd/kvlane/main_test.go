@@ -160,7 +160,7 @@ func TestCommands(t *testing.T) {
 		{"render with less than no context", "", []string{"render", "--tokenizer", "builtin:qwen3", "--max-model-len", "-5"}, 2, "", "--max-model-len -5: want a number of tokens, or 0 for no limit"},
 		{"serve at a port that is none", "", []string{"serve", "--grpc-port", "70000"}, 2, "", "want a port from 1 to 65535"},
 		{"serve a selector without ports", "", []string{"serve", "--endpoint-selector", "app=a"}, 2, "", "needs --endpoint-target-ports"},
-		{"serve a selector that is none", "", []string{"serve", "--endpoint-selector", "app"}, 2, "", "want key=value"},
+		{"serve a selector that is none", "", []string{"serve", "--endpoint-selector", "app in a", "--endpoint-target-ports", "8000"}, 2, "", `--endpoint-selector: "app in a": `},
 		{"serve health at a port that is none", "", []string{"serve", "--grpc-health-port", "-1"}, 2, "", "want a port from 1 to 65535"},
 		{"serve a pool of no name", "", []string{"serve", "--pool-name", "Bad_Pool"}, 2, "", `--pool-name: "Bad_Pool" is not the name of an InferencePool: `},
 		{"serve a pool with a selector in its name", "", []string{"serve", "--pool-name", "a,metadata.name=b"}, 2, "", "--pool-name: \"a,metadata.name=b\" is not the name"},

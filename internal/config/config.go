@@ -252,7 +252,8 @@ type Kubernetes struct {
 	Pools          []string          `yaml:"pools" jsonschema_description:"Several pools in one process."`
 	Namespace      string            `yaml:"namespace" jsonschema_description:"Namespace of pool and pods; empty: the namespace that Kvlane runs in."`
 	Selector       map[string]string `yaml:"selector" jsonschema_description:"Pod labels, without an InferencePool."`
-	Ports          []int             `yaml:"ports" jsonschema_description:"HTTP ports of a pod, with selector."`
+	LabelSelector  string            `yaml:"label_selector" jsonschema_description:"Pods by a selector as kubectl takes it, such as 'app in (a, b), tier != test'; with selector both must fit."`
+	Ports          []int             `yaml:"ports" jsonschema_description:"HTTP ports of a pod, with selector or label_selector."`
 	Kubeconfig     string            `yaml:"kubeconfig" jsonschema_description:"File; empty: in-cluster."`
 	RankPerPort    bool              `yaml:"rank_per_port" jsonschema_description:"The engine has one port per rank: the i-th port of a pod is its rank i."`
 	RoleLabels     []string          `yaml:"role_labels" jsonschema_description:"Pod labels that carry a role, in order; empty: kvlane.dev/role and the labels of llm-d and Dynamo."`

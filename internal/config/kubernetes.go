@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -55,11 +56,12 @@ func (k *Kubernetes) validatePods(bad report) {
 		pools++
 		named(bad, "pool", k.Pool, "the name of an InferencePool", validation.IsDNS1123Subdomain(k.Pool))
 	}
+	selects := len(k.Selector) > 0 || k.LabelSelector != ""
 	bad.each([]wrong{
-		{pools == 0 && len(k.Selector) == 0, "", "needs either pool(s) or a selector"},
-		{pools > 0 && len(k.Selector) > 0, "selector", "not together with pools, which have selectors of their own; leave one out"},
-		{pools == 0 && len(k.Selector) > 0 && len(k.Ports) == 0, "ports", "a selector needs the HTTP ports of a pod"},
-		{pools > 0 && len(k.Selector) == 0 && len(k.Ports) > 0, "ports", "only with selector: an InferencePool has targetPorts of its own; leave it out"},
+		{pools == 0 && !selects, "", "needs either pool(s) or a selector"},
+		{pools > 0 && selects, "selector", "not together with pools, which have selectors of their own; leave one out"},
+		{pools == 0 && selects && len(k.Ports) == 0, "ports", "a selector needs the HTTP ports of a pod"},
+		{pools > 0 && !selects && len(k.Ports) > 0, "ports", "only with selector: an InferencePool has targetPorts of its own; leave it out"},
 	})
 	for i, name := range k.Pools {
 		named(bad, item("pools", i), name, "the name of an InferencePool", validation.IsDNS1123Subdomain(name))
@@ -73,6 +75,9 @@ func (k *Kubernetes) validatePods(bad report) {
 	for _, key := range slices.Sorted(maps.Keys(k.Selector)) {
 		named(bad, "selector."+key, key, "the name of a label", validation.IsQualifiedName(key))
 		named(bad, "selector."+key, k.Selector[key], "the value of a label", validation.IsValidLabelValue(k.Selector[key]))
+	}
+	if _, err := labels.Parse(k.LabelSelector); err != nil {
+		bad("label_selector", "%q: %v", k.LabelSelector, err)
 	}
 	ports(bad, "ports", k.Ports)
 }

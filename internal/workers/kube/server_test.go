@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/rest"
 )
 
@@ -245,16 +246,12 @@ func send(w http.ResponseWriter, o any) {
 
 func nameOf(o map[string]any) string { return o["metadata"].(map[string]any)["name"].(string) }
 
-func selected(r *http.Request, name string, labels map[string]string) bool {
+func selected(r *http.Request, name string, of map[string]string) bool {
 	if f := r.URL.Query().Get("fieldSelector"); f != "" && f != "metadata.name="+name {
 		return false
 	}
-	for part := range strings.SplitSeq(r.URL.Query().Get("labelSelector"), ",") {
-		if k, v, ok := strings.Cut(part, "="); ok && labels[k] != v {
-			return false
-		}
-	}
-	return true
+	s, err := labels.Parse(r.URL.Query().Get("labelSelector"))
+	return err == nil && s.Matches(labels.Set(of))
 }
 
 func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {

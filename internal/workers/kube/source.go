@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -114,7 +115,8 @@ func Start(ctx context.Context, o Options) *Source {
 	if len(names) == 0 {
 		p := s.newPool("")
 		p.listed = true
-		p.follow(labels.SelectorFromSet(o.Kubernetes.Selector).String())
+		both := []string{labels.SelectorFromSet(o.Kubernetes.Selector).String(), o.Kubernetes.LabelSelector}
+		p.follow(strings.Join(slices.DeleteFunc(both, func(one string) bool { return one == "" }), ","))
 	}
 	for _, version := range objectiveVersions {
 		if slices.Contains(o.Kubernetes.Objectives, version.Group) {

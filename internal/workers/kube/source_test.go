@@ -240,6 +240,17 @@ func TestASelectorNeedsNoPool(t *testing.T) {
 	}
 }
 
+func TestALabelSelectorTakesSets(t *testing.T) {
+	api, c := newAPIServer(t)
+	for ip, app := range map[string]string{"10.0.0.1": "llm", "10.0.0.2": "chat", "10.0.0.3": "other"} {
+		api.put(podsPath, app, strings.Replace(podText("u", ip, "True", ""), `"llm"`, `"`+app+`"`, 1))
+	}
+	_, l := start(t, c, config.Kubernetes{LabelSelector: "app in (llm, chat)", Ports: []int{8000}}, Options{})
+	l.until(t, "kubernetes:ns/selector", "chat:8000 10.0.0.2:8000 u", "llm:8000 10.0.0.1:8000 u")
+	_, l = start(t, c, config.Kubernetes{LabelSelector: "app in (llm, chat)", Selector: map[string]string{"app": "chat"}, Ports: []int{8000}}, Options{})
+	l.until(t, "kubernetes:ns/selector", "chat:8000 10.0.0.2:8000 u")
+}
+
 func TestAnEngineIsHeardBeforeItGetsRequests(t *testing.T) {
 	api, c := newAPIServer(t)
 	api.put(poolsPath, "llm", poolText)

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+)
+
+// pluginKinds are the plugins of llm-d's router (read at commit ebab687) and of GAIE (v1.5.0) by what of Kvlane's
+// configuration does their work. Of several presets the first counts.
+var pluginKinds = []struct{ kind, plugins string }{
+	{"preset: kv-aware", "prefix-cache-scorer precise-prefix-cache-scorer prefix-cache-affinity-filter approx-prefix-cache-producer precise-prefix-cache-producer " +
+		"burst-prefix-cache-producer lmetric-scorer no-hit-lru-scorer " + latencyPlugins},
+	{"preset: session", "session-affinity-scorer session-affinity-filter"},
+	{"preset: load-balancing-tokens", "token-load-scorer"},
+	{"preset: least-loaded", "queue-scorer kv-cache-utilization-scorer load-aware-scorer running-requests-size-scorer"},
+	{"preset: load-balancing", "active-request-scorer"},
+	{"preset: random", "random-picker"},
+	{"disagg", "disagg-profile-handler pd-profile-handler always-disagg-pd-decider prefix-based-pd-decider disagg-headers-handler prefill-header-handler"},
+	{"flow", "concurrency-detector utilization-detector round-robin-fairness-policy global-strict-fairness-policy program-aware-fairness " +
+		"fcfs-ordering-policy edf-ordering-policy slo-deadline-ordering-policy static-usage-limit-policy"},
+	{"ranks", "data-parallel-profile-handler"},
+	{"slo", latencyPlugins},
+	{"", "max-score-picker weighted-random-picker single-profile-handler decode-filter prefill-filter metrics-data-source core-metrics-extractor " +
+		"endpoint-notification-source token-producer tokenizer inflight-load-producer session-id-producer models-data-source models-data-extractor " +
+		"openai-parser anthropic-parser vllmhttp-parser sglanghttp-parser lora-affinity-scorer"},
+}
+
+const latencyPlugins = "predicted-latency-producer latency-scorer slo-headroom-tier-filter latency-slo-admitter"
+
+// advice returns what of Kvlane's configuration is nearest to an EndpointPickerConfig.
+func advice(text []byte) string {
+	var c struct {
+		Gates   []string `yaml:"featureGates"`
+		Plugins []struct {
+			Type       string
+			Parameters struct {
+				NonCached int `yaml:"nonCachedTokens"`
+			}
+		}
+	}
+	if err := yaml.Unmarshal(text, &c); err != nil || len(c.Plugins) == 0 {
+		return "it lists no plugins that could be read"
+	}
+	kinds, threshold := map[string]bool{"flow": slices.Contains(c.Gates, "flowControl")}, 0
+	var unknown []string
+	for _, p := range c.Plugins {
+		found := false
+		for _, k := range pluginKinds {
+			if slices.Contains(strings.Fields(k.plugins), p.Type) {
+				found, kinds[k.kind] = true, true
+			}
+		}
+		if !found && !slices.Contains(unknown, p.Type) {
+			unknown = append(unknown, p.Type)
+		}
+		threshold = max(threshold, p.Parameters.NonCached)
+	}
+	preset := ""
+	for _, k := range pluginKinds {
+		if kinds[k.kind] && strings.HasPrefix(k.kind, "preset") {
+			preset = cmp.Or(preset, k.kind)
+		}
+	}
+	routing, lines := []string{cmp.Or(preset, "preset: kv-aware")}, []string(nil)
+	if kinds["disagg"] {
+		routing = append(routing, fmt.Sprintf("disagg: {mode: threshold, threshold: %d}", threshold))
+		lines = append(lines, "disagg: {connector: sidecar}")
+	}
+	if kinds["flow"] {
+		lines = append(lines, "flow: {max_requests: 1000}")
+	}
+	said := "the nearest configuration is routing: {" + strings.Join(append([]string{strings.Join(routing, ", ") + "}"}, lines...), "; ")
+	if kinds["ranks"] {
+		said += "; workers.kubernetes.rank_per_port"
+	}
+	if kinds["slo"] {
+		said += "; latency targets come in the header x-slo-ttft-ms"
+	}
+	if unknown != nil {
+		said += "; no counterpart is known of " + strings.Join(unknown, ", ")
+	}
+	return said
+}
+
+// adviceOf is advice about a file.
+func adviceOf(file string) string {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err.Error()
+	}
+	return advice(text)
+}
