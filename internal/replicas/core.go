@@ -90,7 +90,9 @@ type Core struct {
 
 	// clock is the logical time: above all times of events that this replica knows.
 	clock uint64
-	seq   uint64
+	// wall is the wall clock at started, since 1970.
+	wall time.Duration
+	seq  uint64
 	// number is that of the last message that was sent.
 	number uint64
 	own    map[routing.ReservationID]routing.Booking

@@ -16,9 +16,11 @@ const (
 	maxID, maxWorker = 128, 512
 	// maxLater bounds what is kept of a later version's fields of a conversation, in bytes.
 	maxLater = 256
-	// maxClockJump bounds how far a message may advance the logical clock, which counts
-	// changes: a corrupt message cannot exhaust it.
-	maxClockJump = 1 << 48
+	// firstBound + milliseconds of the wall clock << boundShift bounds the logical times of others. All messages together
+	// cannot exhaust this clock of changes, replicas agree on the bound whenever they started, and it moves on
+	// by 16 million a second, so faster than a clock that was moved there.
+	firstBound = 1 << 54
+	boundShift = 14
 	// partSize is about how many bookings or conversations are in one part of a state. A part
 	// is applied under the router's lock, and is far below the 1 MB of a message of NATS.
 	partSize = 200

@@ -103,7 +103,8 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 		n.core = New(n.id, r, now, n.wake)
 		// A clock that starts at 0 would make the bindings of a replica that starts cut off
 		// earlier than all others. Below 16,000 events a second clocks stay behind the wall clock.
-		n.core.clock = uint64(max(time.Now().UnixMilli(), 0)) << 4
+		n.core.wall = time.Duration(max(time.Now().UnixNano(), 0))
+		n.core.clock = uint64(n.core.wall.Milliseconds()) << 4
 		if o.Config.Persist.Enabled {
 			n.store = &store{fleet: o.Config, log: n.log}
 			n.core.saving = saving{after: o.Config.Persist.TTL.Std() / 2, all: n.server != nil}
@@ -375,7 +376,9 @@ func (n *Node) look() {
 }
 
 // expects reports whether there may be others that had no way to answer at the last call of found.
-func (n *Node) expects() bool { return n.routes == 0 && (n.server == nil || n.server.others.Load() > 0) }
+func (n *Node) expects() bool {
+	return n.routes == 0 && (n.server == nil || n.server.others.Load() > 0)
+}
 
 // Waiting returns what readiness waits for, "" if nothing. It is bounded by fleet.sync_timeout.
 func (n *Node) Waiting() string {

@@ -66,10 +66,7 @@ func (c *Core) hold(p *peer, m *kvlanev1.ReplicaMessage) bool {
 // Receive handles a message of another replica. reply is where the answer to a request is
 // sent.
 func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply string) {
-	if m.GetReplica() == c.id {
-		return
-	}
-	if !c.plausible(m) {
+	if m.GetReplica() == c.id || !c.plausible(now, m) {
 		return
 	}
 	c.stats.Received++
@@ -151,10 +148,15 @@ func (c *Core) room() bool {
 	return true
 }
 
+// latest is the bound of logical times of others.
+func (c *Core) latest(now time.Duration) uint64 {
+	return firstBound + uint64((c.wall+now-c.started).Milliseconds())<<boundShift
+}
+
 // plausible reports whether a message may advance the clock as far as it does, and counts one
 // that may not.
-func (c *Core) plausible(m *kvlanev1.ReplicaMessage) bool {
-	if m.GetClock() <= c.clock+maxClockJump {
+func (c *Core) plausible(now time.Duration, m *kvlanev1.ReplicaMessage) bool {
+	if m.GetClock() <= c.latest(now) {
 		return true
 	}
 	c.stats.Malformed++

@@ -99,13 +99,12 @@ func (c *Core) saveAll(lost bool) {
 	slices.Reverse(c.saving.queue)
 }
 
-// restore merges stored bindings up to a logical time: others would refuse all later messages of this replica.
-func (c *Core) restore(messages []*kvlanev1.ReplicaMessage, until uint64) {
+// restore merges stored bindings.
+func (c *Core) restore(now time.Duration, messages []*kvlanev1.ReplicaMessage) {
 	kept := c.saving
 	c.saving.after = 0
 	for _, m := range messages {
-		if m.GetClock() > until {
-			c.stats.Malformed++
+		if !c.plausible(now, m) {
 			continue
 		}
 		for _, v := range m.GetConversations() {
@@ -341,8 +340,6 @@ func (n *Node) restore(ctx context.Context) error {
 	}
 	defer func() { _ = w.Stop() }()
 	var batch []*kvlanev1.ReplicaMessage
-	var until uint64
-	n.o.Update(func(*routing.Router, time.Duration) { until = n.core.clock + maxClockJump/2 })
 	count := 0
 	for {
 		var e jetstream.KeyValueEntry
@@ -361,7 +358,7 @@ func (n *Node) restore(ctx context.Context) error {
 			count++
 		}
 		if e == nil || len(batch) == saveBatch {
-			n.o.Update(func(*routing.Router, time.Duration) { n.core.restore(batch, until) })
+			n.o.Update(func(_ *routing.Router, now time.Duration) { n.core.restore(now, batch) })
 			batch = batch[:0]
 		}
 		if e == nil {
