@@ -143,6 +143,9 @@ func TestLongRequestIDsAreNotKept(t *testing.T) {
 	if tr.hash("a") == tr.hash("b") || tr.hash("a") == newTracker(1, func(Failure) {}).hash("a") || tr.hash("") != (requestHash{}) {
 		t.Error("got equal hashes, want them to differ by id and process")
 	}
+	if a, b := tr.hash("a"), tr.hash("b"); a[0] == b[0] || a[1] == b[1] || a[0] == a[1] {
+		t.Errorf("got hashes %x and %x, want 128 bits", a, b)
+	}
 	runtime.KeepAlive(tr)
 }
 

@@ -10,10 +10,11 @@ import (
 
 // picks are the targets of requests with ties between eight ranks, each with no other
 // request running.
-func picks(t *testing.T, seed uint64, ids int) []kvindex.Slot {
+func picks(t *testing.T, by Seed, seed uint64, ids int) []kvindex.Slot {
 	t.Helper()
 	c := DefaultConfig()
 	c.Policy, c.HashSeed = neutral(), seed
+	c.Policy.Pick.Seed = by
 	r, err := New(c)
 	if err != nil {
 		t.Fatal(err)
@@ -23,7 +24,7 @@ func picks(t *testing.T, seed uint64, ids int) []kvindex.Slot {
 	}
 	var out []kvindex.Slot
 	for i := range ids {
-		d, err := r.PickRecorded(0, &Query{ID: fmt.Sprint("request-", i), PromptTokens: 100}, nil, nil)
+		d, err := r.PickRecorded(0, &Query{ID: fmt.Sprint("request-", i), Conversation: fmt.Sprint("conversation-", i), PromptTokens: 100}, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -36,22 +37,24 @@ func picks(t *testing.T, seed uint64, ids int) []kvindex.Slot {
 	return out
 }
 
-// A request id tells nobody without the seed where a tie goes; with it, it is the same
+// The id of a request or conversation tells nobody without the seed where a tie goes; with it, it is the same
 // each time, in a recorded decision too.
 func TestTiesDependOnTheSeed(t *testing.T) {
 	const ids = 64
-	one, same, other := picks(t, 1, ids), picks(t, 1, ids), picks(t, 2, ids)
-	if !reflect.DeepEqual(one, same) {
-		t.Error("got other targets with the same seed")
-	}
-	equal := 0
-	for i := range one {
-		if one[i] == other[i] {
-			equal++
+	for _, by := range []Seed{SeedRequest, SeedConversation} {
+		one, same, other := picks(t, by, 1, ids), picks(t, by, 1, ids), picks(t, by, 2, ids)
+		if !reflect.DeepEqual(one, same) {
+			t.Errorf("%s: got other targets with the same seed", by)
 		}
-	}
-	if equal > ids/2 {
-		t.Errorf("got %d of %d ties equal with another seed, want about an eighth", equal, ids)
+		equal := 0
+		for i := range one {
+			if one[i] == other[i] {
+				equal++
+			}
+		}
+		if equal > ids/2 {
+			t.Errorf("%s: got %d of %d ties equal with another seed, want about an eighth", by, equal, ids)
+		}
 	}
 }
 

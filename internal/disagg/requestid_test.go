@@ -31,6 +31,18 @@ func TestRequestIDsWithAddresses(t *testing.T) {
 			t.Errorf("%s: got the same id %q for two requests", connector, a)
 		}
 	}
+	// The same holds for the id in a body whose request is not split.
+	for _, p := range protocolsForTest(t) {
+		for id, removed := range map[string]bool{evilID: true, "fine": p.Name == "p2p-nccl"} {
+			r, err := body.Parse(body.Completions, []byte(`{"prompt":"x","request_id":"`+id+`"}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := len(p.Local(r)) > 0; got != removed {
+				t.Errorf("%s: request_id %q of a body: got removed %v, want %v", p.Name, id, got, removed)
+			}
+		}
+	}
 	if RequestIDs("p2p-nccl", true) != nil {
 		t.Error("got ids of trusted clients replaced")
 	}
