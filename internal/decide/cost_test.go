@@ -13,15 +13,21 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
+	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/decide"
 	"github.com/kvlane/kvlane/internal/disagg"
+	"github.com/kvlane/kvlane/internal/fleet"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
+	"github.com/kvlane/kvlane/internal/workers"
 )
 
 // The tests of this file compare what a pass over a body costs with what it costs for four
@@ -175,8 +181,10 @@ func TestCostOfReadingAndEditing(t *testing.T) {
 	edits := []body.Edit{body.Delete("data_parallel_rank"), body.Set([]byte("3"), "routed_dp_rank"), body.Set([]byte("1"), "kv_transfer_params", "remote_host"),
 		body.Delete("sampling_params", "extra_args", "kv_transfer_params")}
 	var protocols []*disagg.Protocol
-	for _, name := range []string{"nixl", "sglang", "trtllm", "lmcache"} {
-		p, err := disagg.New(name, disagg.Options{Append: true})
+	for name := range config.ConnectorEngines {
+		p, err := disagg.New(name, disagg.Options{Append: true, Get: func(context.Context, string, string, bool) ([]byte, error) {
+			return []byte(`{"0":{"engine_id":"e"},"disaggregated_params":{"ctx_info_endpoint":"http://x"}}`), nil
+		}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -220,15 +228,18 @@ func TestCostOfReadingAndEditing(t *testing.T) {
 			t.Run("legs", func(t *testing.T) {
 				grows(t, func(n int) func() {
 					x := &disagg.Exchange{Request: request(n), Path: "/v1/completions", ID: "i", IDs: []uint32{1},
-						Prefill: disagg.Side{Worker: "p", Address: "10.0.0.1:80"},
-						Decode:  disagg.Side{Worker: "d", Settings: config.WorkerDisagg{ReceiverHost: "h", InitPorts: []int{1}, AllocPorts: []int{2}}}}
+						Prefill: disagg.Side{Worker: "p", Address: "10.0.0.1:80", Settings: config.WorkerDisagg{ZMQ: "h:1", EngineID: "e"}},
+						Decode:  disagg.Side{Worker: "d", Settings: config.WorkerDisagg{ReceiverHost: "h", InitPorts: []int{1}, AllocPorts: []int{2}, ZMQ: "h:1", EngineID: "e"}}}
 					return func() {
 						for _, p := range protocols {
 							p.Refuses(x.Request, x.IDs)
 							local := disagg.Leg{Edits: p.Local(x.Request)}
-							prefill, err := p.Prefill(context.Background(), x)
-							if err != nil {
-								t.Fatal(err)
+							var prefill disagg.Leg
+							if !p.NoLeg {
+								var err error
+								if prefill, err = p.Prefill(context.Background(), x); err != nil {
+									t.Fatal(err)
+								}
 							}
 							decode, err := p.Decode(x, answer)
 							if err != nil {
@@ -669,6 +680,69 @@ func TestCostOfTemplates(t *testing.T) {
 					}
 				})
 			})
+		}
+	}
+}
+
+// TestCostOfDecisions decides whole requests, none of which the caches have seen, for engines with and without a connector:
+// whatever a decision does with a body is in it.
+func TestCostOfDecisions(t *testing.T) {
+	prepared(t)
+	all, err := tokenizers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	takes := true
+	m, err := shape.New(all["qwen3"], shape.Options{ToolParser: true, Multimodal: &takes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths := map[body.API]string{body.Chat: "/v1/chat/completions", body.Completions: "/v1/completions", body.Responses: "/v1/responses", body.Messages: "/v1/messages"}
+	const number = "00000000"
+	for engine, connector := range map[string]string{"vllm": "connector: p2p-nccl", "sglang": "", "trtllm": ""} {
+		c, err := config.Parse("test.yaml", []byte("models: [{name: demo, tokenizer: \"builtin:qwen3\", hand_ids: true, check: {disabled: true}}]\nlimits: {decision_timeout: 0s}\n"+
+			"disagg: {"+connector+"}\ntenants: {salt_header: x-tenant, required: false}\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := decide.New(decide.Options{Config: c, Models: []*fleet.Model{{Config: c.Models[0], Tokens: m}}, Metrics: observe.New("test"), Log: zerolog.Nop()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(d.Close)
+		d.Fleet().SetWorkers([]workers.Worker{{Ready: true, Generation: 1, Worker: config.Worker{
+			Name: "w", Address: "10.0.0.1:8000", Engine: engine, Role: "both", Ranks: 2, RankBy: "header", Speed: 1, Models: []string{"demo"},
+		}}})
+		made, routed := 0, 0
+		check := func(name, path string, fields func(n int) string) {
+			t.Run(engine+path+"/"+name, func(t *testing.T) {
+				grows(t, func(n int) func() {
+					text := `{"model":"demo","user":"` + number + `",` + strings.Replace(fields(n), `"x"`, `"x`+number+`"`, 1) + `}`
+					return func() {
+						made++
+						r := &extproc.Request{ID: "r", Method: "POST", Path: path, Headers: []extproc.Header{{Name: "x-tenant", Value: "a"}},
+							Body: []byte(strings.ReplaceAll(text, number, fmt.Sprintf("%08d", made)))}
+						if got := d.Decide(t.Context(), r); got.Ticket != nil {
+							routed++
+							got.Ticket.ResponseHeaders(200, got.Endpoint)
+							got.Ticket.End(time.Now())
+						}
+					}
+				})
+			})
+		}
+		for name, more := range members {
+			for path, prompt := range map[string]string{"/v1/completions": `"prompt":"x",`, "/v1/chat/completions": message + ",", "/generate": `"text":"x",`, "/invocations": `"prompt":"x",`} {
+				check(name, path, func(n int) string { return prompt + more(n) })
+			}
+		}
+		for api, shapes := range requests {
+			for name, fields := range shapes {
+				check(name, paths[api], fields)
+			}
+		}
+		if routed < made/2 {
+			t.Errorf("%s: got %d of %d requests routed, want most", engine, routed, made)
 		}
 	}
 }
