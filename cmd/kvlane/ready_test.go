@@ -47,7 +47,7 @@ func TestReadinessWaitsForFeeds(t *testing.T) {
 	s.open.Store(true)
 	admin := httptest.NewServer(s.adminMux("", metrics))
 	defer admin.Close()
-	status, body := until(t, admin.URL+"/readyz", func(_ int, body string) bool { return body != "workers are being checked\n" })
+	status, body := until(t, admin.URL+"/readyz", func(_ int, body string) bool { return !strings.HasPrefix(body, "workers are being checked\n") })
 	if status != http.StatusServiceUnavailable || !strings.Contains(body, "events of w are stale") {
 		t.Errorf("before the engine spoke: %d %s", status, body)
 	}

@@ -442,9 +442,9 @@ func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) http.Hand
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if why := s.notReady(); why != "" {
 			http.Error(w, why, http.StatusServiceUnavailable)
-			return
+		} else {
+			fmt.Fprintln(w, "ok")
 		}
-		fmt.Fprintln(w, "ok")
 		observe.WriteWarnings(w, s.warnings())
 	})
 	s.debug = mux

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -8,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"maps"
 	"math/big"
 	"math/rand/v2"
 	"net"
@@ -18,6 +20,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,32 +31,95 @@ import (
 // noWorkers is in /readyz of a configuration without workers.
 const noWorkers = "warning: no worker is known (the configuration names none): requests are answered 503\n"
 
-// other is an engine that serves model demo, with these /metrics and ids of every prompt.
-func other(t *testing.T, metrics, ids string) string {
+// other is an engine that serves model demo and has these pages; an empty one is not found.
+func other(t *testing.T, pages map[string]string) string {
 	t.Helper()
+	all := map[string]string{
+		"/health": "ok", "/metrics": "\n", "/v1/models": `{"data": [{"id": "demo"}]}`, "/tokenize": `{"count": 1, "max_model_len": 4096, "tokens": [1]}`,
+	}
+	maps.Copy(all, pages)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch r.URL.Path {
-		case "/health":
-		case "/v1/models":
-			fmt.Fprint(w, `{"data": [{"id": "demo"}]}`)
-		case "/metrics":
-			if metrics == "none" {
-				http.NotFound(w, r)
-			}
-			fmt.Fprint(w, metrics)
-		case "/tokenize":
-			fmt.Fprintf(w, `{"count": 1, "max_model_len": 4096, "tokens": [%s]}`, ids)
-		default:
+		if all[r.URL.Path] == "" {
 			http.NotFound(w, r)
 		}
+		fmt.Fprint(w, all[r.URL.Path])
 	}))
 	t.Cleanup(s.Close)
 	return s.Listener.Addr().String()
 }
 
-// Every row of "Silent ways to be wrong" in docs/troubleshooting.md: what is wrong is in the
-// log, in the warnings of /readyz, in /debug/workers and in the metrics.
-func TestWhatIsWrongIsSaid(t *testing.T) {
+// silentRows are the rows of "Silent ways to be wrong" in docs/troubleshooting.md, by their first column.
+func silentRows(t *testing.T) map[string][]string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/troubleshooting.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "\n## Silent ways to be wrong\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	rows := map[string][]string{}
+	for line := range strings.Lines(section) {
+		if row, ok := strings.CutPrefix(line, "| "); ok && !strings.HasPrefix(row, "what is wrong |") {
+			columns := strings.Split(strings.TrimSuffix(strings.TrimSpace(row), " |"), " | ")
+			rows[columns[0]] = columns
+		}
+	}
+	return rows
+}
+
+// silentElsewhere has the tests of the rows that TestSilentFailures has no case of, with their files.
+var silentElsewhere = map[string][2]string{
+	"no worker at all": {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"a name of `workers.dns` that does not resolve, a workers file that is not valid":                     {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"`admin.token_file` that does not exist":                                                              {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"a certificate in `listen.cert_file` that has expired, or is not valid yet":                           {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"a model without a tokenizer":                                                                         {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
+	"a tokenizer that the model hub does not have, or that cannot be loaded":                              {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
+	"a changed configuration file that is not taken":                                                      {"reload_test.go", "TestServeReloads"},
+	"vLLM 0.32 keeps few blocks of a model's sliding windows ([option](feeds.md#where-events-come-from))": {"../../kvindex/feed/decoder_test.go", "TestDecodeEngines"},
+}
+
+func unquoted(text string) string {
+	return strings.NewReplacer(`"`, "", `\`, "", " ", "").Replace(text)
+}
+
+// Each row of the page has a test, and no test is of a row that is not there.
+func checkSilentRows(t *testing.T, cases map[string]map[string]bool) {
+	t.Helper()
+	rows := silentRows(t)
+	for row, columns := range rows {
+		reasons := map[string]bool{}
+		for _, reason := range regexp.MustCompile("[a-z_]+").FindAllString(columns[2], -1) {
+			reasons[reason] = true
+		}
+		at, elsewhere := silentElsewhere[row]
+		source, err := os.ReadFile(cmp.Or(at[0], "wrong_test.go"))
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case elsewhere && !strings.Contains(string(source), "\nfunc "+at[1]+"(t *testing.T)"):
+			t.Errorf("%s: %s has no %s", row, at[0], at[1])
+		case !elsewhere && cases[row] == nil:
+			t.Errorf("%s: the row has no test", row)
+		case !elsewhere && !maps.Equal(cases[row], reasons):
+			t.Errorf("%s: got reasons %v, the row has %v", row, cases[row], reasons)
+		}
+	}
+	for row := range cases {
+		if rows[row] == nil && row != "" {
+			t.Errorf("no row is %q", row)
+		}
+	}
+	for row := range silentElsewhere {
+		if rows[row] == nil {
+			t.Errorf("no row is %q", row)
+		}
+	}
+}
+
+// Every row of "Silent ways to be wrong" in docs/troubleshooting.md: what is wrong is in the log, in the warnings of /readyz, in
+// /debug/workers and in the metrics. Intervals are an hour: the first check or the first load report says it, or nothing does.
+func TestSilentFailures(t *testing.T) {
 	files, err := models.Open(models.Builtin + "qwen3")
 	if err != nil {
 		t.Fatal(err)
@@ -76,6 +142,8 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 	}
 	sim := engine(enginesim.Options{Model: "demo"})
 	otherSeed := engine(enginesim.Options{Model: "demo", RawHashes: true})
+	slow := engine(enginesim.Options{Model: "demo", Faults: enginesim.Faults{ClockAheadMS: -86400_000}})
+	fast := engine(enginesim.Options{Model: "demo", Faults: enginesim.Faults{ClockAheadMS: 86400_000}})
 	hung, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and answers nothing, as some NATs do
 	if err != nil {
 		t.Fatal(err)
@@ -93,54 +161,92 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 	good := fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, sim.Addr(), sim.EventsEndpoint(0))
 	events := fmt.Sprintf(`models: [demo], events: {endpoint: %q}`, sim.EventsEndpoint(0))
 	engineOf := map[bool]string{false: "vllm", true: "sglang"}
-	for _, c := range []struct {
-		name, worker string
+	const otherRanks = "more or fewer `ranks` than the engine has, or none for an engine with data parallelism; another `start_rank`"
+	radix := func(off string, pages map[string]string) string { // an SGLang that says so
+		maps.Copy(pages, map[string]string{
+			"/v1/models": `{"data": [{"id": "demo", "owned_by": "sglang"}]}`,
+			"/metrics":   "sglang:num_running_reqs 0\nsglang:cache_config_info{page_size=\"16\"} 1\n",
+		})
+		pages[off] = `{"page_size": 16, "dp_size": 1, "disable_radix_cache": true}`
+		return other(t, pages)
+	}
+	cases := []struct {
+		row, name, worker string // row is that of the page, "" if nothing is wrong
 		// log and warning are parts of a log line and of a line of /readyz; reason is the metric's
 		// label, "" if all is well.
 		log, warning, reason string
 	}{
-		{"nothing", good, "", "", ""},
-		{"hash seed", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, otherSeed.Addr(), otherSeed.EventsEndpoint(0)), "", "", ""},
-		{"ranks as they are", of(ranks, ", ranks: 2"), "", "", ""},
-		{"ranks of one of several nodes", of(later, ", ranks: 2, start_rank: 4"), "", "", ""},
-		{"SGLang as it is", of(sglang, ", ranks: 2, engine: sglang"), "", "", ""},
-		{"no ranks", of(ranks, ""), "the engine has 2 data-parallel ranks, the worker is configured without", "only the first one's KV events are read; write ranks: 2", "other_ranks"},
-		{"too many ranks", of(ranks, ", ranks: 4"), "the engine has 2 data-parallel ranks, the worker is configured with 4", "requests for the others fail; write ranks: 2", "other_ranks"},
-		{"too few ranks", of(ranks, ", ranks: 1"), "the engine has 2 data-parallel ranks, the worker is configured with 1", "the others get no requests; write ranks: 2", "other_ranks"},
-		{"other first rank", of(later, ", ranks: 2"), "the engine's data-parallel ranks begin with 4, those of the worker with 0", "write start_rank: 4", "other_ranks"},
-		{"no ranks at SGLang", of(sglang, ", engine: sglang"), "the engine has 2 data-parallel ranks, the worker is configured without", "write ranks: 2", "other_ranks"},
-		{"SGLang taken for vLLM", of(sglang, ""), "the engine is sglang, the worker is configured as vllm", "write engine: sglang", "other_engine"},
-		{"vLLM taken for SGLang", of(sim, ", engine: sglang"), "the engine is vllm, the worker is configured as sglang", "write engine: vllm", "other_engine"},
-		{"a model for another engine", of(sglang, ", ranks: 2, engine: sglang"), "models[].engine of demo differs from the worker's, sglang", "never compared; write engine: sglang there, too", "model_of_other_engine"},
-		{"no load report", fmt.Sprintf(`address: %q, %s`, other(t, "none", "1"), events), "no load report: GET /metrics: status 404", "worker w: no load report", "no_load_report"},
-		{"wrong address", `address: "127.0.0.1:1", ` + events,
+		{"", "nothing", good, "", "", ""},
+		{"another hash seed or hash algorithm (`PYTHONHASHSEED`, `--prefix-caching-hash-algo`)", "hash seed", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, otherSeed.Addr(), otherSeed.EventsEndpoint(0)), "", "", ""},
+		{"", "ranks as they are", of(ranks, ", ranks: 2"), "", "", ""},
+		{"", "ranks of one of several nodes", of(later, ", ranks: 2, start_rank: 4"), "", "", ""},
+		{"", "SGLang as it is", of(sglang, ", ranks: 2, engine: sglang"), "", "", ""},
+		{"the clock of an engine", "a clock behind", of(slow, ""), "", "", ""},
+		{"the clock of an engine", "a clock ahead", of(fast, ""), "", "", ""},
+		{otherRanks, "no ranks", of(ranks, ""), "the engine has 2 data-parallel ranks, the worker is configured without", "only the first one's KV events are read; write ranks: 2", "other_ranks"},
+		{otherRanks, "too many ranks", of(ranks, ", ranks: 4"), "the engine has 2 data-parallel ranks, the worker is configured with 4", "requests for the others fail; write ranks: 2", "other_ranks"},
+		{otherRanks, "too few ranks", of(ranks, ", ranks: 1"), "the engine has 2 data-parallel ranks, the worker is configured with 1", "the others get no requests; write ranks: 2", "other_ranks"},
+		{otherRanks, "other first rank", of(later, ", ranks: 2"), "the engine's data-parallel ranks begin with 4, those of the worker with 0", "write start_rank: 4", "other_ranks"},
+		{otherRanks, "no ranks at SGLang", of(sglang, ", engine: sglang"), "the engine has 2 data-parallel ranks, the worker is configured without", "write ranks: 2", "other_ranks"},
+		{"another `engine` than the one that runs", "SGLang taken for vLLM", of(sglang, ""), "the engine is sglang, the worker is configured as vllm", "write engine: sglang", "other_engine"},
+		{"another `engine` than the one that runs", "vLLM taken for SGLang", of(sim, ", engine: sglang"), "the engine is vllm, the worker is configured as sglang", "write engine: vllm", "other_engine"},
+		{"`models[].engine` differs from the worker's `engine`", "a model for another engine", of(sglang, ", ranks: 2, engine: sglang"), "models[].engine of demo differs from the worker's, sglang", "never compared; write engine: sglang there, too", "model_of_other_engine"},
+		{"no load reports, as of SGLang without `--enable-metrics`", "no load report", fmt.Sprintf(`address: %q, %s`, other(t, map[string]string{"/metrics": ""}), events), "no load report: GET /metrics: status 404", "worker w: no load report", "no_load_report"},
+		{"the worker's address", "wrong address", `address: "127.0.0.1:1", ` + events,
 			`"address":"127.0.0.1:1","ready":false,"error":"dial tcp 127.0.0.1:1: connect: connection refused"`,
 			"worker w: not ready at 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused", "not_ready"},
-		{"another server at the address", fmt.Sprintf(`address: %q, %s`, sim.SideAddr(), events), `GET /health: status 404`, "GET /health: status 404", "not_ready"},
-		{"an address that does not answer", fmt.Sprintf(`address: %q, %s`, hung.Addr(), events), `"error":"GET /health: read tcp`, "i/o timeout", "not_ready"},
-		{"no events configured", fmt.Sprintf(`address: %q, models: [demo]`, sim.Addr()), "no events.endpoint", "worker w: no events.endpoint", "no_events"},
-		{"wrong address of events", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "tcp://127.0.0.1:1"}`, sim.Addr()),
+		{"another server at the address", "another server at the address", fmt.Sprintf(`address: %q, %s`, sim.SideAddr(), events), `GET /health: status 404`, "GET /health: status 404", "not_ready"},
+		{"the worker's address", "an address that does not answer", fmt.Sprintf(`address: %q, %s`, hung.Addr(), events), `"error":"GET /health: read tcp`, "i/o timeout", "not_ready"},
+		{"no `events.endpoint`, as for an engine without KV events", "no events configured", fmt.Sprintf(`address: %q, models: [demo]`, sim.Addr()), "no events.endpoint", "worker w: no events.endpoint", "no_events"},
+		{"the address of the events, or an engine that does not publish there", "wrong address of events", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "tcp://127.0.0.1:1"}`, sim.Addr()),
 			`"endpoint":"tcp://127.0.0.1:1","reason":"unreachable"`, "worker w: no events of w from tcp://127.0.0.1:1: ", "events_unreachable"},
-		{"wrong address of one rank's events", fmt.Sprintf(`address: %q, models: [demo], ranks: 2, events: {endpoint: "tcp://127.0.0.1:1"}`, sim.Addr()),
+		{"the address of the events, or an engine that does not publish there", "wrong address of one rank's events", fmt.Sprintf(`address: %q, models: [demo], ranks: 2, events: {endpoint: "tcp://127.0.0.1:1"}`, sim.Addr()),
 			`"target":"w/1","endpoint":"tcp://127.0.0.1:2"`, "worker w: no events of w/1 from tcp://127.0.0.1:2: zmtp: dial tcp 127.0.0.1:2: connect: connection refused", "events_unreachable"},
-		{"no relay pushes", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "push:"}`, sim.Addr()), "no relay pushes events", "no relay pushes events", "no_relay"},
-		{"events behind NAT", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "tcp://%s"}`, sim.Addr(), hung.Addr()),
+		{"a relay that does not push (`events.endpoint: push:`)", "no relay pushes", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "push:"}`, sim.Addr()), "no relay pushes events", "no relay pushes events", "no_relay"},
+		{"events behind NAT or a firewall that drops them", "events behind NAT", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "tcp://%s"}`, sim.Addr(), hung.Addr()),
 			`"reason":"unreachable","detail":"zmtp: read greeting: `, "worker w: no events of w from tcp://" + hung.Addr().String() + ": zmtp: read greeting: ", "events_unreachable"},
-		{"other block size", good + ", block_size: 32", `the engine's blocks have 16 tokens, the worker is configured with block_size 32`, "write block_size: 16, or leave it out", "other_block_size"},
-		{"blocks that do not fit the index", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, odd.Addr(), odd.EventsEndpoint(0)),
+		{"another `block_size` than the engine's", "other block size", good + ", block_size: 32", `the engine's blocks have 16 tokens, the worker is configured with block_size 32`, "write block_size: 16, or leave it out", "other_block_size"},
+		{"an engine's block size that `index.block_size` neither divides nor is divided by", "blocks that do not fit the index", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, odd.Addr(), odd.EventsEndpoint(0)),
 			"the engine's blocks of 24 tokens do not fit index.block_size 16", "its KV events are refused; write an index.block_size that divides 24", "other_block_size"},
-		{"events that do not fit the index", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, odd.Addr(), odd.EventsEndpoint(0)),
+		{"an engine's block size that `index.block_size` neither divides nor is divided by", "events that do not fit the index", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, odd.Addr(), odd.EventsEndpoint(0)),
 			"engine's blocks of 24 tokens: block size does not fit; its events are refused", " KV events dropped: refused: block size does not fit", "events_dropped"},
-		{"events of another block size than the engine's", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, untrue.Addr(), untrue.EventsEndpoint(0)),
+		{"events that name another block size than the engine's", "events of another block size than the engine's", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, untrue.Addr(), untrue.EventsEndpoint(0)),
 			"stored blocks whose tokens do not fill them", " KV events dropped: misaligned", "events_dropped"},
-		{"other model name", fmt.Sprintf(`address: %q, models: [qwen], events: {endpoint: %q}`, sim.Addr(), sim.EventsEndpoint(0)),
+		{"another model name than the engine's", "other model name", fmt.Sprintf(`address: %q, models: [qwen], events: {endpoint: %q}`, sim.Addr(), sim.EventsEndpoint(0)),
 			"the engine does not serve qwen, which the worker lists; it serves demo", "it serves demo: requests for qwen fail there; write models: [demo]", "other_models"},
-		{"a model without an entry", fmt.Sprintf(`address: %q, models: [other], events: {endpoint: %q}`, otherName.Addr(), otherName.EventsEndpoint(0)),
+		{"models without an entry in `models`", "a model without an entry", fmt.Sprintf(`address: %q, models: [other], events: {endpoint: %q}`, otherName.Addr(), otherName.EventsEndpoint(0)),
 			"no entry of models is called other", "worker w: no entry of models is called other, which the worker lists: such requests are routed by load", "unknown_model"},
-		{"tokenizer of another revision", fmt.Sprintf(`address: %q, %s`, other(t, "", "1, 2, 3"), events), "the tokenizer differs", "its token ids of model demo differ", "tokens_differ"},
-		{"prefix caching off", fmt.Sprintf(`address: %q, %s`, other(t, "vllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"False\"} 1\nvllm:num_requests_running 0\n", "1"), events),
+		{"a tokenizer of another revision", "tokenizer of another revision", fmt.Sprintf(`address: %q, %s`, other(t, map[string]string{"/tokenize": `{"count": 3, "max_model_len": 4096, "tokens": [1, 2, 3]}`}), events), "the tokenizer differs", "its token ids of model demo differ", "tokens_differ"},
+		{"prefix caching is off in the engine", "prefix caching off", fmt.Sprintf(`address: %q, %s`, other(t, map[string]string{"/metrics": "vllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"False\"} 1\nvllm:num_requests_running 0\n"}), events),
 			"the engine runs without prefix caching", "the engine runs without prefix caching", "prefix_caching_off"},
-	} {
+		{"prefix caching is off in the engine", "SGLang's prefix caching off", fmt.Sprintf(`address: %q, engine: sglang, %s`, radix("/server_info", map[string]string{}), events),
+			"the engine runs without prefix caching", "start it with prefix caching (without --disable-radix-cache)", "prefix_caching_off"},
+		{"prefix caching is off in the engine", "an older SGLang's prefix caching off", fmt.Sprintf(`address: %q, engine: sglang, %s`, radix("/get_server_info", map[string]string{}), events),
+			"the engine runs without prefix caching", "start it with prefix caching (without --disable-radix-cache)", "prefix_caching_off"},
+	}
+	reasons := map[string]map[string]bool{}
+	for _, c := range cases {
+		if reasons[c.row] == nil {
+			reasons[c.row] = map[string]bool{}
+		}
+		if c.reason != "" {
+			reasons[c.row][c.reason] = true
+		}
+	}
+	checkSilentRows(t, reasons)
+	var mu sync.Mutex
+	said := map[string]string{} // by row
+	t.Cleanup(func() {
+		for row, columns := range silentRows(t) {
+			for _, phrase := range regexp.MustCompile("`[^`]+`").FindAllString(columns[1], -1) {
+				// of pages and commands there are names only, and a state that ends soon may not be seen
+				if phrase = strings.Trim(phrase, "`"); said[row] != "" && !regexp.MustCompile("^/|^kvlane|^no connection yet$").MatchString(phrase) && !strings.Contains(said[row], unquoted(phrase)) {
+					t.Errorf("%s: got no %q, which the page promises", row, phrase)
+				}
+			}
+		}
+	})
+	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			tokenizer := ""
@@ -150,8 +256,8 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 			_, admin, log := started(t, fmt.Sprintf(`models: [{name: demo%s, engine: %s}]
 workers:
   static: [{name: w, %s}]
-  health: {every: 100ms, failures: 1, timeout: 1h}
-  scrape: 100ms
+  health: {every: 1h, timeout: 1h}
+  scrape: 1h
 `, tokenizer, engineOf[strings.HasPrefix(c.name, "SGLang as")], c.worker))
 			if c.reason == "" {
 				_, body := until(t, admin+"/metrics", func(_ int, body string) bool {
@@ -174,7 +280,7 @@ workers:
 					}
 					resp.Body.Close()
 				}
-				return status == http.StatusOK && strings.Contains(body, "\nwarning: ") && strings.Contains(body, c.warning)
+				return (status == http.StatusOK || c.name == "an address that does not answer") && strings.Contains(body, "\nwarning: ") && strings.Contains(body, c.warning)
 			})
 			until(t, admin+"/metrics", func(_ int, body string) bool {
 				return strings.Contains(body, `kvlane_worker_warnings{reason="`+c.reason+`",worker="w"} `) // as many as ranks have it
@@ -183,6 +289,10 @@ workers:
 				t.Errorf("/debug/workers: got %s, want the warning", body)
 			}
 			until(t, admin+"/healthz", func(int, string) bool { return strings.Contains(log.String(), c.log) })
+			_, ready := page(t, admin+"/readyz")
+			mu.Lock()
+			said[c.row] += unquoted(ready + log.String())
+			mu.Unlock()
 			if n := strings.Count(log.String(), "health check failed"); n > 1 {
 				t.Errorf("got %d warnings of failed checks, want one a minute:\n%s", n, log)
 			}

@@ -68,12 +68,10 @@ func (f *Fleet) EngineCache(worker string, c workers.EngineCache) {
 	if m == nil {
 		return
 	}
-	text := ""
-	if c.PrefixCachingOff {
-		text = "the engine runs without prefix caching: requests find nothing cached there; start it with prefix caching"
+	if m.Engine == "vllm" { // SGLang's page does not say
+		f.comparePrefixCache(m, c.PrefixCachingOff)
 	}
-	f.doubt(m, "prefix_caching_off", text)
-	text = ""
+	text := ""
 	if c.NoLoad != "" {
 		text = "no load report: " + c.NoLoad + ": what it runs besides Kvlane's requests is not known, nor its block size and ranks"
 		if m.Engine == "sglang" {
@@ -87,6 +85,17 @@ func (f *Fleet) EngineCache(worker string, c workers.EngineCache) {
 	if c.Ranks > 0 && m.Engine == "vllm" { // SGLang's page has those of one node
 		f.compareRanks(m, c.FirstRank, c.Ranks)
 	}
+}
+
+func (f *Fleet) comparePrefixCache(m *Member, off bool) {
+	text := ""
+	if off {
+		text = "the engine runs without prefix caching: requests find nothing cached there; start it with prefix caching"
+		if m.Engine == "sglang" {
+			text += " (without --disable-radix-cache)"
+		}
+	}
+	f.doubt(m, "prefix_caching_off", text)
 }
 
 func (f *Fleet) compareBlocks(m *Member, size int) {
@@ -132,6 +141,7 @@ func (f *Fleet) compareEngine(m *Member, list []workers.Listed) {
 		return
 	}
 	if facts, err := f.catalog.asker.Ask(f.listContext, m.Address); err == nil && facts.Ranks > 0 {
+		f.comparePrefixCache(m, facts.NoPrefixCache)
 		f.compareBlocks(m, facts.BlockSize)
 		f.compareRanks(m, m.StartRank, facts.Ranks)
 	}

@@ -27,6 +27,8 @@ type Facts struct {
 	BlockSize        int
 	Events           config.Events
 	BootstrapPort    int
+	// NoPrefixCache reports SGLang's --disable-radix-cache.
+	NoPrefixCache bool
 }
 
 // Fill sets those fields of a worker that are unset, except that the engine kind is always
@@ -63,7 +65,7 @@ const maxFacts = 4 << 20
 // then.
 //
 // The queries: GET /v1/models (all three), GET /kv_event_sources (vLLM), GET /server_info
-// (SGLang with kv_events, TensorRT-LLM).
+// (SGLang with kv_events, TensorRT-LLM), GET /get_server_info (SGLang that has no other).
 func (a *Asker) Ask(ctx context.Context, address string) (Facts, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -77,7 +79,11 @@ func (a *Asker) Ask(ctx context.Context, address string) (Facts, error) {
 		{"/v1/models", readModels},
 		{"/kv_event_sources", readEventSources},
 		{"/server_info", readServerInfo},
+		{"/get_server_info", readServerInfo},
 	} {
+		if q.path == "/get_server_info" && (f.Engine != "sglang" || f.BlockSize > 0) {
+			continue
+		}
 		body, err := a.question(ctx, "http://"+address+q.path)
 		if err != nil {
 			return Facts{}, err
@@ -264,7 +270,10 @@ func readServerInfo(f *Facts, body []byte, host string) error {
 		DPSize        int `json:"dp_size"`
 		BootstrapPort int `json:"disaggregation_bootstrap_port"`
 		TokensPerPage int `json:"tokens_per_block"`
-		Events        *struct {
+
+		NoRadixCache bool `json:"disable_radix_cache"`
+
+		Events *struct {
 			Publisher string `json:"publisher"`
 			Host      string `json:"endpoint_host"`
 			Port      int    `json:"endpoint_port_base"`
@@ -286,6 +295,7 @@ func readServerInfo(f *Facts, body []byte, host string) error {
 		return errOther
 	}
 	f.Engine, f.Ranks, f.BlockSize, f.BootstrapPort = "sglang", said.DPSize, said.PageSize, said.BootstrapPort
+	f.NoPrefixCache = said.NoRadixCache
 	if e := said.Events; e != nil && e.Publisher == "zmq" && e.Port > 0 {
 		f.Events = config.Events{Endpoint: reach(tcp(e.Host, e.Port), host), Topic: e.Topic}
 		if e.Replay > 0 {

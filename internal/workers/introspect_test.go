@@ -1,6 +1,7 @@
 package workers
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
@@ -59,6 +60,37 @@ func TestEnginesSayWhatTheyAre(t *testing.T) {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
 		})
+	}
+}
+
+// SGLang says at one of two pages whether it caches prefixes; the older one is asked for of no other engine.
+func TestSGLangSaysWhetherItCaches(t *testing.T) {
+	const info = `{"page_size": 64, "dp_size": 2, "disable_radix_cache": true}`
+	for _, c := range []struct {
+		page, owner string
+		want        Facts
+	}{
+		{"/server_info", "sglang", Facts{Engine: "sglang", Ranks: 2, BlockSize: 64, NoPrefixCache: true}},
+		{"/get_server_info", "sglang", Facts{Engine: "sglang", Ranks: 2, BlockSize: 64, NoPrefixCache: true}},
+		{"/get_server_info", "vllm", Facts{Engine: "vllm"}},
+	} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/v1/models":
+				fmt.Fprintf(w, `{"data": [{"id": "m", "owned_by": %q}]}`, c.owner)
+			case c.page:
+				fmt.Fprint(w, info)
+			default:
+				http.NotFound(w, r)
+			}
+		}))
+		defer s.Close()
+		a := NewAsker(5 * time.Second)
+		defer a.Close()
+		c.want.Models = []string{"m"}
+		if got, err := a.Ask(t.Context(), s.Listener.Addr().String()); err != nil || !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s of %s: got %+v, %v, want %+v", c.page, c.owner, got, err, c.want)
+		}
 	}
 }
 

@@ -151,6 +151,8 @@ type tracked struct {
 	down     string    // why the checks consider it not ready, "" if they do not
 	cancel   context.CancelFunc
 	kick     chan struct{}
+	told     bool          // OnChange has had it as ready
+	first    chan struct{} // it has become ready: its load is read immediately
 }
 
 // New returns a registry that runs until Close.
@@ -207,7 +209,7 @@ func (r *Registry) Set(source string, list []Entry) {
 				// The source has just seen it become ready, which is newer than our last
 				// check.
 				t.down, t.failures, t.checked = "", 0, true
-				t.suspect()
+				poke(t.kick)
 			}
 			t.entry = e
 			t.worker.Worker, t.worker.Draining = e.Worker, e.Draining
@@ -216,7 +218,7 @@ func (r *Registry) Set(source string, list []Entry) {
 		}
 		r.generation++
 		ctx, cancel := context.WithCancel(r.ctx)
-		t := &tracked{entry: e, cancel: cancel, kick: make(chan struct{}, 1)}
+		t := &tracked{entry: e, cancel: cancel, kick: make(chan struct{}, 1), first: make(chan struct{}, 1)}
 		t.worker = Worker{Worker: e.Worker, Draining: e.Draining, Generation: r.generation}
 		t.settle(r.opts.Health.Every > 0)
 		r.tracked[name] = t
@@ -262,14 +264,14 @@ func (r *Registry) Suspect(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if t, ok := r.tracked[name]; ok {
-		t.suspect()
+		poke(t.kick)
 	}
 }
 
-// suspect triggers a check without blocking.
-func (t *tracked) suspect() {
+// poke sends without blocking: one that waits to be received is enough.
+func poke(c chan<- struct{}) {
 	select {
-	case t.kick <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -306,10 +308,7 @@ func (r *Registry) Settled() bool {
 // changed triggers a call of OnChange. The caller holds the lock.
 func (r *Registry) changed() {
 	r.untold++
-	select {
-	case r.notify <- struct{}{}:
-	default: // one is pending already and will see this change
-	}
+	poke(r.notify) // one that is pending already will see this change
 }
 
 func (r *Registry) announce() {
@@ -325,6 +324,14 @@ func (r *Registry) announce() {
 		r.opts.OnChange(list)
 		r.mu.Lock()
 		r.untold -= told
+		for i := range list {
+			if t := r.tracked[list[i].Name]; t != nil && t.worker.Generation == list[i].Generation {
+				if list[i].Ready && !t.told && r.opts.Scrape > 0 {
+					poke(t.first)
+				}
+				t.told = list[i].Ready
+			}
+		}
 		r.mu.Unlock()
 	}
 }
@@ -359,6 +366,9 @@ func (r *Registry) watch(ctx context.Context, t *tracked) {
 			if r.opts.Health.Every > 0 {
 				r.check(ctx, t, p, false)
 			}
+		case <-t.first:
+			t.reported = time.Time{} // it may be another engine than before
+			r.scrape(ctx, t, p)
 		case <-scrape.C:
 			scrape.next()
 			r.scrape(ctx, t, p)

@@ -162,6 +162,26 @@ func TestReasonsAreBounded(t *testing.T) {
 	}
 }
 
+// The load of a worker is read when it has become ready, whatever the interval, and not while it is not.
+func TestLoadIsReadWhenAWorkerBecomesReady(t *testing.T) {
+	e := newEngine(t)
+	told := &log{}
+	o := told.options()
+	o.Scrape = time.Hour
+	r := New(o)
+	defer r.Close()
+	r.Static([]config.Worker{{Name: "a", Address: e.address(), Engine: "vllm"}})
+	for _, want := range []int64{1, 2} {
+		told.until(t, "load read", func([]Worker) bool { return e.pages.Load() == want })
+		e.sick.Store(true)
+		told.until(t, "not ready", func(w []Worker) bool { return !w[0].Ready })
+		if got := e.pages.Load(); got != want {
+			t.Errorf("got %d pages read, want %d", got, want)
+		}
+		e.sick.Store(false)
+	}
+}
+
 // What an engine reports about its cache is passed on at most once per warnEvery.
 func TestAnAlternatingCacheIsReportedRarely(t *testing.T) {
 	n := 0

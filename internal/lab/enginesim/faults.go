@@ -21,6 +21,8 @@ type Faults struct {
 	EventDelayMS int `json:"event_delay_ms,omitempty"`
 	// WrongBlockSize is written into events instead of the real one.
 	WrongBlockSize int `json:"wrong_block_size,omitempty"`
+	// ClockAheadMS is added to the times in events; it may be negative.
+	ClockAheadMS int `json:"clock_ahead_ms,omitempty"`
 	// FailStatus answers the next FailCount requests for generation with this status; FailCount -1 means all of them.
 	FailStatus int `json:"fail_status,omitempty"`
 	FailCount  int `json:"fail_count,omitempty"`

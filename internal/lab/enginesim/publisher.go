@@ -239,7 +239,7 @@ func (p *publisher) send(events []kvEvent) {
 	if f.WrongBlockSize > 0 {
 		enc.blockSize = f.WrongBlockSize
 	}
-	payload, err := enc.batch(float64(time.Now().UnixMicro())/1e6, events, p.rank)
+	payload, err := enc.batch(float64(time.Now().UnixMicro())/1e6+float64(f.ClockAheadMS)/1e3, events, p.rank)
 	if err != nil {
 		return
 	}

@@ -11,7 +11,7 @@ func (s *service) sglangServerInfo(w http.ResponseWriter, _ *http.Request) {
 	out := object{
 		"model_path": s.opts.Model, "served_model_name": s.opts.Model, "page_size": s.opts.BlockSize, "dp_size": s.opts.Ranks, "tp_size": 1,
 		"context_length": s.opts.MaxModelLen, "max_total_num_tokens": s.opts.Blocks * s.opts.BlockSize, "disaggregation_mode": mode,
-		"speculative_algorithm": nil, "load_balance_method": "round_robin", "version": "0.5.23", "internal_states": []any{},
+		"speculative_algorithm": nil, "load_balance_method": "round_robin", "version": "0.5.23", "internal_states": []any{}, "disable_radix_cache": false,
 	}
 	if s.boot != nil {
 		out["disaggregation_bootstrap_port"] = portOf(s.boot.addr)
