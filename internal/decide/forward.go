@@ -72,7 +72,7 @@ func (w *work) routed(p *placed, out extproc.Decision, t *ticket) (extproc.Decis
 		return extproc.Decision{}, w.fail(431, "kvlane_too_many_headers", "the request has too many or too large headers: "+
 			"no room is left for those that route it (at most 100 headers and 60 KiB in all); send fewer")
 	}
-	w.entry.Target, w.entry.Endpoint = e.Name, e.Address
+	w.entry.Target, w.entry.Endpoint, w.entry.Engine = e.Name, e.Address, e.Member.Engine
 	w.entry.Matched, w.entry.Miss, w.entry.Via = plan.Matched, plan.Miss, string(plan.Via)
 	w.entry.Degraded = w.degraded
 	t.expects.prompt = w.tokens.count

@@ -9,13 +9,14 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/rs/zerolog"
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
@@ -128,11 +129,17 @@ func TestARequestIsTracedFromTheClientsTraceToItsEnd(t *testing.T) {
 		t.Errorf("got parent %s in trace %x, want the client's", got, root.GetTraceId())
 	}
 	wantAttributes(t, root, map[string]any{
-		"gen_ai.operation.name": "text_completion", "gen_ai.request.model": "demo", "gen_ai.usage.input_tokens": int64(11),
+		"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "vllm", "gen_ai.request.model": "demo", "gen_ai.usage.input_tokens": int64(11),
 		"gen_ai.usage.output_tokens": int64(7), "gen_ai.usage.cache_read.input_tokens": int64(4), "http.response.status_code": int64(200),
 	})
 	e := b.decisions.Find(waiter.id)
-	wantAttributes(t, decision, map[string]any{"kvlane.target": "a", "kvlane.matched_tokens": e.Matched, "kvlane.prompt_tokens": e.PromptTokens, "server.address": e.Endpoint})
+	host, port, _ := net.SplitHostPort(e.Endpoint)
+	if n, _ := strconv.Atoi(port); host == "" || n == 0 {
+		t.Errorf("got endpoint %q, want host and port", e.Endpoint)
+	} else {
+		wantAttributes(t, root, map[string]any{"server.address": host, "server.port": int64(n), "error.type": nil})
+	}
+	wantAttributes(t, decision, map[string]any{"kvlane.target": "a", "kvlane.matched_tokens": e.Matched, "kvlane.prompt_tokens": e.PromptTokens})
 	if string(decision.GetParentSpanId()) != string(root.GetSpanId()) || string(wait.GetParentSpanId()) != string(decision.GetSpanId()) {
 		t.Error("got other parents, want wait below decision below request")
 	}
@@ -144,47 +151,45 @@ func TestARequestIsTracedFromTheClientsTraceToItsEnd(t *testing.T) {
 			t.Errorf("%s: got a span outside of the decision", stage)
 		}
 	}
-	checkExemplar(t, b.metrics.Registry)
 }
 
-func checkExemplar(t *testing.T, reg *prometheus.Registry) {
-	t.Helper()
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
+// The series by model have the trace as exemplar in a scrape that asks for OpenMetrics, and only there.
+func TestSeriesHaveExemplars(t *testing.T) {
+	c := newCollector(t)
+	b := newBench(t, "", worker("a", 0))
+	ask := func(header ...string) {
+		d := b.Decide(t.Context(), b.request("/v1/completions", `{"model": "demo", "stream": true, "prompt": "hi"}`, header...))
+		d.Ticket.ResponseHeaders(200, d.Endpoint)
+		d.Ticket.FirstToken(time.Now())
+		d.Ticket.ResponseBody([]byte("data: {\"usage\":{\"prompt_tokens\":11,\"completion_tokens\":7,\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\n"), true)
+		d.Ticket.End(time.Now())
 	}
-	got := map[string]float64{}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			label := ""
-			for _, l := range m.GetLabel() {
-				if l.GetName() == "model" {
-					label = l.GetValue()
-				}
-			}
-			got[f.GetName()+"/"+label] = m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
-			if f.GetName() == "kvlane_time_to_first_token_seconds" && exemplarOf(m.GetHistogram()) != traceID {
-				t.Errorf("got exemplar %q, want trace %s", exemplarOf(m.GetHistogram()), traceID)
-			}
-		}
+	scrape := func(accept string) string {
+		w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
+		r.Header.Set("Accept", accept)
+		promhttp.HandlerFor(b.metrics.Registry, promhttp.HandlerOpts{EnableOpenMetrics: true}).ServeHTTP(w, r)
+		return w.Body.String()
 	}
-	for name, want := range map[string]float64{
-		"kvlane_input_tokens_total/demo": 11, "kvlane_cached_tokens_total/demo": 4, "kvlane_output_tokens_total/demo": 7,
-		"kvlane_request_duration_seconds/demo": 2, "kvlane_time_to_first_token_seconds/demo": 1, "kvlane_time_per_output_token_seconds/demo": 0,
+	const openMetrics = "application/openmetrics-text; version=1.0.0"
+	ask()
+	if text := scrape(openMetrics); strings.Contains(text, "trace_id") {
+		t.Error("got an exemplar of a request that is not traced")
+	}
+	b.tracer = c.tracer
+	ask("traceparent", traceparent)
+	text := scrape(openMetrics)
+	for series, value := range map[string]string{
+		`kvlane_request_duration_seconds_bucket{model="demo",le=`: "", `kvlane_time_to_first_token_seconds_bucket{model="demo",le=`: "",
+		`kvlane_time_per_output_token_seconds_bucket{model="demo",le=`: "",
+		`kvlane_input_tokens_total{model="demo"}`:                      " 22.0", `kvlane_cached_tokens_total{model="demo"}`: " 8.0", `kvlane_output_tokens_total{model="demo"}`: " 14.0",
 	} {
-		if got[name] != want {
-			t.Errorf("%s: got %v, want %v", name, got[name], want)
+		if !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(series) + `.*` + regexp.QuoteMeta(value) + ` # \{trace_id="` + traceID + `"\} `).MatchString(text) {
+			t.Errorf("%s%s: got no exemplar of the trace:\n%s", series, value, regexp.MustCompile(`(?m)^`+regexp.QuoteMeta(series)+`.*`).FindAllString(text, -1))
 		}
 	}
-}
-
-func exemplarOf(h *dto.Histogram) string {
-	for _, b := range h.GetBucket() {
-		for _, l := range b.GetExemplar().GetLabel() {
-			return l.GetValue()
-		}
+	if text := scrape("text/plain"); strings.Contains(text, "trace_id") || !strings.Contains(text, `kvlane_input_tokens_total{model="demo"} 22`) {
+		t.Error("got an exemplar, or no counter, in a scrape that does not ask for OpenMetrics")
 	}
-	return ""
 }
 
 func TestARejectionIsTraced(t *testing.T) {
@@ -195,7 +200,7 @@ func TestARejectionIsTraced(t *testing.T) {
 		t.Fatal("got a decision, want a rejection")
 	}
 	root := c.one("text_completion demo")
-	wantAttributes(t, root, map[string]any{"http.response.status_code": int64(503)})
+	wantAttributes(t, root, map[string]any{"http.response.status_code": int64(503), "error.type": "kvlane_no_eligible_worker", "gen_ai.provider.name": "kvlane", "server.address": nil})
 	wantAttributes(t, c.one("decision"), map[string]any{"kvlane.reason": "kvlane_no_eligible_worker"})
 	if root.GetStatus().GetCode() != tracepb.Status_STATUS_CODE_ERROR {
 		t.Errorf("got status %v, want an error", root.GetStatus())
@@ -218,8 +223,7 @@ func TestTextsOfClientsThatAreNotUTF8AreTraced(t *testing.T) {
 	if len(roots) != 2 || len(decisions) != 2 {
 		t.Fatalf("got %d requests and %d decisions, want 2 of both", len(roots), len(decisions))
 	}
-	wantAttributes(t, roots[0], map[string]any{"url.path": "/caf\ufffd/v1/completions", "kvlane.request_id": "caf\ufffd"})
-	wantAttributes(t, decisions[0], map[string]any{"gen_ai.conversation.id": "caf\ufffd"})
+	wantAttributes(t, roots[0], map[string]any{"url.path": "/caf\ufffd/v1/completions", "kvlane.request_id": "caf\ufffd", "gen_ai.conversation.id": "caf\ufffd"})
 	wantAttributes(t, roots[1], map[string]any{"url.path": "/v1/completions", "kvlane.request_id": "r2"})
 }
 

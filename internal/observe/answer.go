@@ -107,9 +107,14 @@ func (a *Answer) FirstToken(at time.Time) {
 // Usage records the tokens that the engine reports; less than 0 means not reported.
 func (a *Answer) Usage(input, cached, output int64) {
 	a.output = output
-	a.series.input.Add(float64(max(0, input)))
-	a.series.cached.Add(float64(max(0, cached)))
-	a.series.output.Add(float64(max(0, output)))
+	for i, c := range [...]prometheus.Counter{a.series.input, a.series.cached, a.series.output} {
+		n := [...]int64{input, cached, output}[i]
+		if labels := a.entry.exemplar(); labels != nil && n > 0 {
+			c.(prometheus.ExemplarAdder).AddWithExemplar(float64(n), labels)
+		} else {
+			c.Add(float64(max(0, n)))
+		}
+	}
 	if a.entry.span != nil {
 		a.entry.span.SetAttributes(attribute.Int64("gen_ai.usage.input_tokens", max(0, input)),
 			attribute.Int64("gen_ai.usage.cache_read.input_tokens", max(0, cached)), attribute.Int64("gen_ai.usage.output_tokens", max(0, output)))

@@ -38,6 +38,7 @@ type Entry struct {
 	PromptTokens int64     `json:"prompt_tokens"`
 	Target       string    `json:"target,omitempty"`
 	Endpoint     string    `json:"endpoint,omitempty"`
+	Engine       string    `json:"-"` // of the target
 	Via          string    `json:"via,omitempty"`
 	// FirstTurn reports that the conversation's id was not known.
 	FirstTurn bool  `json:"first_turn,omitempty"`

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -123,7 +125,16 @@ func (t *Tracer) Decided(e *Entry, end time.Time, final bool) {
 	}
 	operation := cmp.Or(operations[e.API], e.API)
 	e.span.SetName(operation + " " + e.Model)
-	e.span.SetAttributes(attribute.String("gen_ai.operation.name", operation), attribute.String("gen_ai.request.model", e.Model),
+	host, port, _ := net.SplitHostPort(e.Endpoint)
+	if n, err := strconv.Atoi(port); err == nil {
+		e.span.SetAttributes(attribute.String("server.address", host), attribute.Int("server.port", n))
+	}
+	if e.Conversation != "" {
+		e.span.SetAttributes(attribute.String("gen_ai.conversation.id", e.Conversation))
+	}
+	// A request without a target is answered by Kvlane.
+	e.span.SetAttributes(attribute.String("gen_ai.provider.name", cmp.Or(e.Engine, "kvlane")),
+		attribute.String("gen_ai.operation.name", operation), attribute.String("gen_ai.request.model", e.Model),
 		attribute.String("http.request.method", e.Method), attribute.String("url.path", e.Path), attribute.String("kvlane.request_id", e.ID))
 	ctx := trace.ContextWithSpan(context.Background(), e.span)
 	at := end
@@ -134,7 +145,6 @@ func (t *Tracer) Decided(e *Entry, end time.Time, final bool) {
 	decision.SetAttributes(attribute.String("kvlane.target", e.Target), attribute.Int64("kvlane.prompt_tokens", e.PromptTokens),
 		attribute.Int64("kvlane.matched_tokens", e.Matched), attribute.String("kvlane.via", e.Via))
 	for _, a := range []attribute.KeyValue{
-		attribute.String("gen_ai.conversation.id", e.Conversation), attribute.String("server.address", e.Endpoint),
 		attribute.String("kvlane.degraded", e.Degraded), attribute.String("kvlane.prefill_target", e.Prefill), attribute.String("kvlane.reason", e.Reason),
 	} {
 		if a.Value.AsString() != "" {
@@ -170,6 +180,7 @@ func (e *Entry) endSpan(at time.Time, status int) {
 	}
 	if status == 0 || status >= 500 {
 		e.span.SetStatus(codes.Error, http.StatusText(status))
+		e.span.SetAttributes(attribute.String("error.type", cmp.Or(e.Reason, strings.TrimPrefix(strconv.Itoa(status), "0"), "_OTHER")))
 	}
 	e.span.End(trace.WithTimestamp(at))
 }
