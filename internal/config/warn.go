@@ -9,9 +9,11 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -158,6 +160,38 @@ func (c *Config) validateFree(running func(Admin) ([]byte, bool), bad, note repo
 	}
 }
 
+// machine has /proc and /sys; tests replace it.
+var machine = os.DirFS("/")
+
+// cgroupLimit is the least memory limit in bytes of the cgroups of this process, with its file; "" if there is none. Either
+// version of cgroups may be mounted. In a container the paths in /proc may be those of the host: the limit is at the root then.
+func cgroupLimit(machine fs.FS) (limit int64, file string) {
+	groups, _ := fs.ReadFile(machine, "proc/self/cgroup") // empty without cgroups
+	for line := range strings.Lines(string(groups)) {
+		group := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(group) < 3 {
+			continue
+		}
+		mount, name := "sys/fs/cgroup", "memory.max"
+		if group[1] != "" { // the first version
+			mount, name = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+			if !slices.Contains(strings.Split(group[1], ","), "memory") {
+				continue
+			}
+		}
+		for at := path.Clean("/" + group[2]); ; at = path.Dir(at) {
+			text, _ := fs.ReadFile(machine, path.Join(mount, at, name))
+			if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && (file == "" || n < limit) { // or "max"
+				limit, file = n, "/"+path.Join(mount, at, name)
+			}
+			if at == "/" {
+				break
+			}
+		}
+	}
+	return limit, file
+}
+
 // warn reports settings that are valid but probably a mistake. listed are the workers of
 // workers.file.
 func (c *Config) warn(listed []Worker, note report) {
@@ -177,8 +211,12 @@ func (c *Config) warn(listed []Worker, note report) {
 			note(l.path, "%q depends on the folder that Kvlane and Envoy are started in: write the whole path", l.address)
 		}
 	}
-	if limit := debug.SetMemoryLimit(-1); int64(c.Index.MaxBytes) > limit {
-		note("index.max_bytes", "%d bytes are more than the memory limit of the process (GOMEMLIMIT, %d bytes): make it smaller or raise the limit", c.Index.MaxBytes, limit)
+	limit, of := debug.SetMemoryLimit(-1), "GOMEMLIMIT"
+	if own, file := cgroupLimit(machine); file != "" && own < limit {
+		limit, of = own, file
+	}
+	if int64(c.Index.MaxBytes) > limit {
+		note("index.max_bytes", "%d bytes are more than the memory limit of the process (%s, %d bytes): make it smaller or raise the limit", c.Index.MaxBytes, of, limit)
 	}
 	c.warnFlow(note.under("flow"))
 	c.warnSLO(note)

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"io/fs"
 	"math"
 	"math/big"
 	"net"
@@ -16,6 +17,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
 )
 
@@ -112,6 +114,41 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 		}
 		if !strings.Contains(warning, c.warning) || (warning == "") != (c.warning == "") || strings.Contains(warning, "\n") {
 			t.Errorf("%s: got warning %q, want %q", name, warning, c.warning)
+		}
+	}
+}
+
+// The index is compared with the memory limit of the cgroup, too, of either version and of any parent.
+func TestIndexAboveTheCgroupsLimit(t *testing.T) {
+	defer func(before fs.FS) { machine = before }(machine)
+	const one, other = "0::/system.slice/kvlane.service\n", "12:cpu,cpuacct:/a\n9:memory:/docker/1\n"
+	const v2, v1 = "sys/fs/cgroup/", "sys/fs/cgroup/memory/"
+	for name, c := range map[string]struct {
+		groups string
+		files  map[string]string
+		want   string // the file that is named, "" without a warning
+	}{
+		"no cgroups":               {"", nil, ""},
+		"no limit":                 {one, map[string]string{v2 + "system.slice/kvlane.service/memory.max": "max\n"}, ""},
+		"a limit above the index":  {one, map[string]string{v2 + "system.slice/kvlane.service/memory.max": "1073741824\n"}, ""},
+		"its own limit":            {one, map[string]string{v2 + "system.slice/kvlane.service/memory.max": "1073741823\n"}, v2 + "system.slice/kvlane.service/memory.max"},
+		"a parent's limit":         {one, map[string]string{v2 + "system.slice/kvlane.service/memory.max": "max\n", v2 + "system.slice/memory.max": "1048576\n"}, v2 + "system.slice/memory.max"},
+		"a container's limit":      {"0::/\n", map[string]string{v2 + "memory.max": "1048576\n"}, v2 + "memory.max"},
+		"a limit of first version": {other, map[string]string{v1 + "docker/1/memory.limit_in_bytes": "1048576\n"}, v1 + "docker/1/memory.limit_in_bytes"},
+		"the host's path":          {other, map[string]string{v1 + "memory.limit_in_bytes": "1048576\n"}, v1 + "memory.limit_in_bytes"},
+		"none of first version":    {other, map[string]string{v1 + "memory.limit_in_bytes": "9223372036854771712\n"}, ""},
+		"another controller's":     {"12:cpu,cpuacct:/a\n", map[string]string{v1 + "a/memory.limit_in_bytes": "1048576\n"}, ""},
+		"garbage":                  {"x\n0::/..\n", map[string]string{v2 + "memory.max": "many\n"}, ""},
+	} {
+		files := fstest.MapFS{"proc/self/cgroup": {Data: []byte(c.groups)}}
+		for file, text := range c.files {
+			files[file] = &fstest.MapFile{Data: []byte(text)}
+		}
+		machine = files
+		_, warnings, err := Inspect("k.yaml", []byte("workers: {static: [{address: \"10.0.0.1:8000\"}]}\nindex: {max_bytes: 1GiB}\n"), nil)
+		got := ProblemsError(warnings).Error()
+		if err != nil || (c.want == "") != (got == "") || c.want != "" && !strings.Contains(got, "k.yaml:2:20: index.max_bytes: 1073741824 bytes are more than the memory limit of the process (/"+c.want+", ") {
+			t.Errorf("%s: got %q, %v, want a warning that names %q", name, got, err, c.want)
 		}
 	}
 }
