@@ -158,7 +158,10 @@ type poolFlags struct {
 	ignored         []string // flags without effect that were given, each with the reason
 }
 
-const scrapesHTTP = "engines are asked over plain HTTP"
+const (
+	scrapesHTTP = "engines are asked over plain HTTP"
+	plainAdmin  = "the admin port has no TLS: bound who reaches it (networkPolicy of the chart)"
+)
 
 // ignoredFlags are flags of the endpoint pickers of GAIE and llm-d that change nothing here.
 var ignoredFlags = []struct {
@@ -199,6 +202,11 @@ var ignoredFlags = []struct {
 	{"zap-devel", "log.level sets it", true},
 	{"zap-stacktrace-level", "logs have no stack traces", false},
 	{"zap-time-encoding", "times are in RFC 3339", false},
+	{"allow-experimental-plugins", "there are no plugins", true},
+	{"tls-min-version", "TLS 1.2 and later is served", false},
+	{"tls-cipher-suites", "the cipher suites are those of Go", false},
+	{"metrics-cert-dir", plainAdmin, false},
+	{"metrics-client-ca-file", plainAdmin, false},
 }
 
 // portFlag is a port number.

@@ -150,6 +150,8 @@ func TestFlagsOfOtherEndpointPickers(t *testing.T) {
 			":9002", ":9003", ":9090", "p", "/var/run/kserve/tls/tls.crt", "", nil, 4},
 		"--pool-name p --cache-info-metric m --model-server-metrics-path /m --model-server-metrics-port 1 --refresh-prometheus-metrics-interval 5s --enable-grpc-stream-metrics=true --disable-endpoint-subset-filter --emit-endpoint-scores --enable-plugin-state-debug --engine-label-key k --grpc-max-recv-msg-size 1 --grpc-max-send-msg-size 1 --drain-timeout 1s --zap-devel --zap-stacktrace-level error --zap-time-encoding iso8601 --metrics-port 9090": {
 			":9002", "", ":9090", "p", "", "", nil, 15},
+		"--pool-name p --allow-experimental-plugins --tls-min-version VersionTLS13 --tls-cipher-suites TLS_AES_128_GCM_SHA256 --metrics-cert-dir /c --metrics-client-ca-file /ca": {
+			":9002", "", "127.0.0.1:9090", "p", "", "", nil, 5},
 		"--endpoint-selector app=a,tier=b --endpoint-target-ports 8000,8001 --cert-path /etc/tls --enable-cert-reload --health-checking --bind 10.0.0.1 --metrics-port 9091": {
 			"unix:/run/kvlane/kvlane.sock", "", "10.0.0.1:9091", "", "/etc/tls/tls.crt", "app=a,tier=b", []int{8000, 8001}, 2},
 		"--endpoint-selector=app~in~(a,b),tier!=c,!draft --endpoint-target-ports 8000": {
