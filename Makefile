@@ -277,7 +277,7 @@ tools-k8s:
 
 test-k8s: able-k8s tools-k8s build envoy ## Tests on a real API server, istiod and Envoy, and the InferencePool conformance tests (Linux, needs root)
 	@mkdir -p out
-	KVLANE_REPORT=$(CURDIR)/out/conformance-istio.yaml $(K8S_TEST) -parallel 2 -run 'TestKubernetes$$'
+	KVLANE_REPORTS=$(CURDIR)/out/conformance/reports $(K8S_TEST) -parallel 2 -run 'TestKubernetes$$'
 
 .PHONY: test-eg
 test-eg: able-k8s build envoy ## Tests on a real API server, Envoy Gateway and Envoy (Linux, needs root)

@@ -64,6 +64,15 @@ func (r *release) end(t *testing.T) {
 	})
 }
 
+// test runs `helm test`, which must find the release working, or not.
+func (r *release) test(t *testing.T, works bool) {
+	t.Helper()
+	out, err := r.c.run(t.Context(), "", "helm", "test", "kvlane", "-n", r.in, "--timeout", "60s")
+	if works != (err == nil && strings.Contains(out, "Succeeded")) {
+		t.Errorf("helm test of a release that works (%v): got %v\n%s", works, err, out)
+	}
+}
+
 // config is what the chart tells Kvlane and, in the modes that have one, its Envoy.
 func (r *release) config(t *testing.T) string {
 	t.Helper()
@@ -123,6 +132,7 @@ func chartPool(t *testing.T, c *cluster) {
 	c.makeGateway(t, r.in, "istio")
 	r.put(t, "install")
 	c.ready(t, r.in, "llm", 2)
+	r.test(t, true)
 	chat := c.gateway(t, r.in, "llm") + "/v1/chat/completions"
 	routed(t, chat)
 	followsPicks(t, c, r.in, chat)
@@ -188,6 +198,7 @@ func chartOwnEnvoy(t *testing.T, c *cluster, in, mode string) {
 	r.put(t, "install")
 	chat := c.service(t, in, "kvlane") + "/v1/chat/completions"
 	routed(t, chat)
+	r.test(t, true)
 	followsPicks(t, c, in, chat)
 	streams(t, c, in, chat)
 	longPrompt(t, chat)
@@ -234,6 +245,7 @@ func proxiesStay(t *testing.T, c *cluster, r *release, chat string) {
 	c.kubectl(t, "", "-n", r.in, "scale", "deployment/kvlane", "--replicas=0")
 	c.ready(t, r.in, "kvlane", 0)
 	r.settled(t)
+	r.test(t, false)
 	steadily(t, chat, false, func() {
 		c.kubectl(t, "", "-n", r.in, "rollout", "restart", "deployment/kvlane-proxy")
 		eventually(t, reasonable, "an Envoy that says that it knows no worker", func() error {
@@ -254,6 +266,7 @@ func proxiesStay(t *testing.T, c *cluster, r *release, chat string) {
 		c.ready(t, r.in, "kvlane-proxy", 2)
 		r.settled(t)
 	})
+	r.test(t, true)
 	followsPicks(t, c, r.in, chat)
 }
 

@@ -145,8 +145,8 @@ func istioVersion(t *testing.T) string {
 	return string(m[1])
 }
 
-// keepReport checks the report that the tests wrote, a file as the Inference Extension collects them, and copies it to the
-// file that KVLANE_REPORT names.
+// keepReport checks the report that the tests wrote, a file as the Inference Extension collects them, and copies it
+// into the folder that KVLANE_REPORTS names, in the layout of conformance/reports of the extension.
 func keepReport(t *testing.T, file string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -159,9 +159,49 @@ func keepReport(t *testing.T, file string) {
 			t.Errorf("got the conformance report\n%s\nwant %q in it", text, want)
 		}
 	}
-	if to := os.Getenv("KVLANE_REPORT"); to != "" {
-		if err := os.WriteFile(to, text, 0o600); err != nil {
+	// The names of the folder and of the file are made of what the report says.
+	field := func(name string) string {
+		m := regexp.MustCompile(`(?m)^[ -]*` + name + `: (\S+)$`).FindSubmatch(text)
+		if m == nil {
+			t.Errorf("the conformance report has no %s:\n%s", name, text)
+			return name
+		}
+		return string(m[1])
+	}
+	extension, version, mode := field("GatewayAPIInferenceExtensionVersion"), field("version"), field("mode")
+	if version != istioVersion(t) || !strings.HasPrefix(extension, "v") {
+		t.Errorf("got a report of istiod %s and the extension %s, want %s and a version", version, extension, istioVersion(t))
+	}
+	name := version + "-" + mode + "-gateway-report.yaml"
+	if to := os.Getenv("KVLANE_REPORTS"); to != "" {
+		folder := filepath.Join(to, extension, "gateway", "istio")
+		readme := fmt.Sprintf(reportReadme, extension, version, mode, name, weighted, version[strings.LastIndex(version, "-")+1:])
+		err := errors.Join(os.MkdirAll(folder, 0o755), os.WriteFile(filepath.Join(folder, name), text, 0o644), os.WriteFile(filepath.Join(folder, "README.md"), []byte(readme), 0o644))
+		if err != nil {
 			t.Error(err)
 		}
 	}
 }
+
+// reportReadme has the sections that the Inference Extension asks for with reports.
+const reportReadme = `# Istio with Kvlane as endpoint picker
+
+istiod and a stock Envoy; the endpoint picker is Kvlane (https://github.com/kvlane/kvlane).
+
+## Table of Contents
+
+| Extension Version Tested | Profile Tested | Implementation Version | Mode | Report |
+|---|---|---|---|---|
+| %[1]s | Gateway | [%[2]s](https://github.com/istio/istio/commit/%[6]s) | %[3]s | [%[2]s Gateway report](./%[4]s) |
+
+The test %[5]s is left out: it fails on this istiod whatever the picker.
+So the result is "partial", and the report is not one that the extension collects.
+
+## Reproduce
+
+In a checkout of Kvlane, on Linux as root:
+
+    make test-k8s
+
+The files are in out/conformance/reports.
+`

@@ -102,7 +102,7 @@ func (s *sandbox) runKvlane(c *container, args []string) error {
 	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(root, "etc/resolv.conf"), []byte("nameserver "+hostIP+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "etc/resolv.conf"), fmt.Appendf(nil, "nameserver %s\nsearch %s.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n", hostIP, s.pod.Metadata.Namespace), 0o644); err != nil {
 		return err
 	}
 	if err := s.account(root); err != nil {
@@ -207,7 +207,7 @@ func (s *sandbox) runEnvoy(c *container) error {
 	}
 	resolv := filepath.Join(root, "etc/resolv.conf")
 	_ = os.Remove(resolv) // it may be a link out of the pod
-	if err := os.WriteFile(resolv, []byte("nameserver "+hostIP+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(resolv, fmt.Appendf(nil, "nameserver %s\nsearch %s.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n", hostIP, s.pod.Metadata.Namespace), 0o644); err != nil {
 		return err
 	}
 	if !slices.Contains(argv, "--disable-hot-restart") { // it would need shared memory

@@ -286,8 +286,9 @@ func (s *sandbox) watch() {
 				why = c.Name + ": " + err.Error()
 			}
 		}
-		if state := fmt.Sprint(why == ""); state != last && !s.frozen.Load() {
-			if err := s.report(why); err != nil {
+		phase := s.phase()
+		if state := fmt.Sprint(why == "", phase); state != last && !s.frozen.Load() {
+			if err := s.report(why, phase); err != nil {
 				s.n.logf("status of %s: %v", s.pod.Metadata.Name, err)
 			} else {
 				last = state
@@ -298,9 +299,28 @@ func (s *sandbox) watch() {
 	}
 }
 
-func (s *sandbox) report(why string) error {
+// phase is Running, or how a pod ended whose containers are not started again.
+func (s *sandbox) phase() string {
+	if s.pod.Spec.RestartPolicy != "Never" || len(s.procs) < len(s.pod.Spec.Containers) {
+		return "Running"
+	}
+	phase := "Succeeded"
+	for _, p := range s.procs {
+		select {
+		case <-s.dead[p]:
+			if !p.ProcessState.Success() {
+				phase = "Failed"
+			}
+		default:
+			return "Running"
+		}
+	}
+	return phase
+}
+
+func (s *sandbox) report(why, phase string) error {
 	ready := "True"
-	if why != "" {
+	if why != "" || phase != "Running" {
 		ready = "False"
 	}
 	now := time.Now().UTC().Format(time.RFC3339)
@@ -313,7 +333,7 @@ func (s *sandbox) report(why string) error {
 			"started": true, "state": map[string]any{"running": map[string]any{"startedAt": now}}})
 	}
 	body, err := json.Marshal(map[string]any{"status": map[string]any{
-		"phase": "Running", "podIP": s.ip, "podIPs": []any{map[string]any{"ip": s.ip}}, "hostIP": hostIP, "startTime": now,
+		"phase": phase, "podIP": s.ip, "podIPs": []any{map[string]any{"ip": s.ip}}, "hostIP": hostIP, "startTime": now,
 		"conditions": conditions, "containerStatuses": statuses,
 	}})
 	if err != nil {

@@ -24,6 +24,7 @@ type pod struct {
 		TerminationGracePeriodSeconds *int        `json:"terminationGracePeriodSeconds"`
 		InitContainers                []container `json:"initContainers"`
 		Containers                    []container `json:"containers"`
+		RestartPolicy                 string      `json:"restartPolicy"`
 		Volumes                       []volume    `json:"volumes"`
 		SecurityContext               security    `json:"securityContext"`
 	} `json:"spec"`
