@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -100,14 +101,13 @@ func want[T comparable](t *testing.T, what string, got, want T) {
 	}
 }
 
-// freePorts returns the first of n free ports in a row.
+// freePorts returns the first of n free ports in a row, below those that the kernel gives to connections: programs that load
+// for seconds find them free.
 func freePorts(t *testing.T, n int) int {
 	t.Helper()
 	for range 100 {
-		_, text, _ := net.SplitHostPort(freeAddress(t))
-		first, _ := strconv.Atoi(text)
-		free := 0
-		for ; free < n && first+n < 65536; free++ {
+		first, free := 20_000+rand.IntN(12_000), 0
+		for ; free < n; free++ {
 			l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+free))
 			if err != nil {
 				break
@@ -120,16 +120,6 @@ func freePorts(t *testing.T, n int) int {
 	}
 	t.Fatalf("there are no %d free ports in a row", n)
 	return 0
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // install starts Envoy, two replicas of Kvlane with a queue, and simulated engines that
@@ -156,24 +146,30 @@ func install(t *testing.T) (ingress string, admin [2]string, kill func()) {
 		t.Cleanup(func() {
 			end()
 			if text, err := os.ReadFile(out.Name()); err == nil && t.Failed() {
-				t.Logf("%s wrote\n%.3000s", name, text)
+				t.Logf("%s wrote\n%s", name, text[max(0, len(text)-3000):])
 			}
 		})
 		return end
 	}
-	ingress = freeAddress(t)
+	next := freePorts(t, engines*(ranks+1)+9)
+	ports := func(n int) int {
+		next += n
+		return next - n
+	}
+	address := func() string { return fmt.Sprintf("127.0.0.1:%d", ports(1)) }
+	ingress = address()
 	workers := ""
 	for i := range engines {
 		role := []string{"prefill", "decode"}[i%2]
-		api, name := freeAddress(t), fmt.Sprintf("%s-%c", role, 'a'+i/2)
-		events := fmt.Sprintf("tcp://127.0.0.1:%d", freePorts(t, ranks))
+		api, name := address(), fmt.Sprintf("%s-%c", role, 'a'+i/2)
+		events := fmt.Sprintf("tcp://127.0.0.1:%d", ports(ranks))
 		start(name, binary, "engine-sim", "--model", "demo", "--ranks", strconv.Itoa(ranks), "--role", role, "--listen", api, "--events", events,
 			"--step-base", "4ms", "--step-prefill", "60us", "--step-decode", "100us")
 		workers += fmt.Sprintf("  - {name: %s, role: %s, address: %q, ranks: %d, events: {endpoint: %q}}\n", name, role, api, ranks, events)
 	}
-	listen, fleet := [2]string{freeAddress(t), freeAddress(t)}, [2]string{freeAddress(t), freeAddress(t)}
+	listen, fleet := [2]string{address(), address()}, [2]string{address(), address()}
 	for i := range 2 {
-		admin[i] = freeAddress(t)
+		admin[i] = address()
 		text := fmt.Sprintf(`listen: {address: %q}
 admin: {address: %q}
 envoy: {ingress: %q, admin: %q, first_token: true, response_body: STREAMED, replicas: [%q, %q]}
@@ -186,7 +182,7 @@ flow: {max_requests: %d}
 index: {key: demo}
 limits: {decision_timeout: 10s}
 fleet: {mode: embedded, name: demo, replica: kvlane-%d, embedded: {listen: %q, routes: [%q, %q]}}
-`, listen[i], admin[i], ingress, freeAddress(t), listen[0], listen[1], workers, perRank, queueSize, i+1, fleet[i], fleet[0], fleet[1])
+`, listen[i], admin[i], ingress, address(), listen[0], listen[1], workers, perRank, queueSize, i+1, fleet[i], fleet[0], fleet[1])
 		file := filepath.Join(dir, fmt.Sprintf("kvlane-%d.yaml", i+1))
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
