@@ -71,7 +71,10 @@ func (x *XDS) Set(e Endpoints) error {
 		})
 	}
 	serve, spare := sorted(e.Serve), sorted(e.Spare)
-	spare = slices.DeleteFunc(spare, func(a string) bool { return slices.Contains(serve, a) })
+	spare = slices.DeleteFunc(spare, func(a string) bool {
+		_, serves := slices.BinarySearch(serve, a)
+		return serves
+	})
 	if len(serve) == 0 {
 		serve, spare = spare, nil // priorities must start at 0
 	}

@@ -56,6 +56,11 @@ type TargetInfo struct {
 	Address string `json:"address,omitempty"`
 }
 
+func (t *TargetInfo) equal(o *TargetInfo) bool {
+	return t.Target == o.Target && t.Role == o.Role && t.Ready == o.Ready && t.Draining == o.Draining && t.Speed == o.Speed && t.Zone == o.Zone &&
+		t.Address == o.Address && slices.Equal(t.Models, o.Models)
+}
+
 // target is a slot's state. What every decision reads comes first: 128 bytes of it.
 // Invariant: all loads of an unused slot are zero.
 type target struct {
@@ -154,6 +159,9 @@ func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
 		r.match = append(r.match, match{})
 	}
 	t := &r.targets[slot]
+	if t.used && t.info.equal(&info) {
+		return // callers repeat the whole fleet for each change
+	}
 	if t.used && t.info.Target != info.Target {
 		r.RemoveTarget(slot)
 	}

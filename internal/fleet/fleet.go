@@ -103,8 +103,12 @@ func (f *Fleet) SetWorkers(list []workers.Worker) {
 	defer f.changing.Unlock()
 	old := f.View()
 	next := &View{members: make(map[string]*Member, len(list)), byAddress: map[string][]kvindex.Slot{}}
+	generations := make(map[string]uint64, len(list))
+	for i := range list {
+		generations[list[i].Name] = list[i].Generation
+	}
 	for name, m := range old.members {
-		if i := slices.IndexFunc(list, func(w workers.Worker) bool { return w.Name == name }); i < 0 || list[i].Generation != m.Generation {
+		if g, listed := generations[name]; !listed || g != m.Generation {
 			f.drop(m)
 		}
 	}

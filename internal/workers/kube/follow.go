@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/kvlane/kvlane/internal/workers"
 )
 
 // collection is a resource to be watched.
@@ -57,19 +59,15 @@ func follow[T any, P interface {
 	case <-ctx.Done():
 		return
 	}
-	for {
+	mark()
+	workers.Paced(ctx, dirty, func() {
 		known := informer.GetStore().List()
 		all := make([]P, len(known))
 		for i := range known {
 			all[i] = known[i].(P)
 		}
 		changed(all)
-		select {
-		case <-dirty:
-		case <-ctx.Done():
-			return
-		}
-	}
+	})
 }
 
 // withoutManagers drops managedFields, which are most of an object's memory.

@@ -76,6 +76,18 @@ type pool struct {
 	asked   map[endpoint]*question
 	members []string // addresses of the last published list, sorted; replaced, never changed
 	warned  map[endpoint]string
+	known   map[endpoint]described
+}
+
+// described is what describe returned for an endpoint, valid for this state of the pod, these
+// facts and this place of its port.
+type described struct {
+	pod   *Pod
+	facts *workers.Facts
+	place int
+
+	worker    config.Worker
+	left, err error
 }
 
 // endpoint is one port of one incarnation of a pod.
@@ -148,7 +160,7 @@ func (s *Source) publishObjectives(group string, all []*Objective, pools []strin
 }
 
 func (s *Source) newPool(name string) *pool {
-	p := &pool{src: s, name: name, asked: map[endpoint]*question{}, warned: map[endpoint]string{}}
+	p := &pool{src: s, name: name, asked: map[endpoint]*question{}, warned: map[endpoint]string{}, known: map[endpoint]described{}}
 	p.log = s.opts.Log.With().Str("pool", p.title()).Logger()
 	s.mu.Lock()
 	s.pools = append(s.pools, p)
@@ -333,15 +345,20 @@ func (p *pool) entries() []workers.Entry {
 			alive[at] = true
 			e := workers.Entry{Identity: string(pod.UID), Draining: pod.DeletionTimestamp != nil, Unready: pod.unready()}
 			facts := p.ask(at, pod, &e)
-			w, left, err := describe(k, pod, port, i, facts)
-			if errors.Is(err, errNotWorker) {
+			d := p.known[at]
+			if d.pod != pod || d.facts != facts || d.place != i {
+				d = described{pod: pod, facts: facts, place: i}
+				d.worker, d.left, d.err = describe(k, pod, port, i, facts)
+				p.known[at] = d
+			}
+			if errors.Is(d.err, errNotWorker) {
 				continue
 			}
-			p.warn(at, pod.Name, left, err)
-			if err != nil {
+			p.warn(at, pod.Name, d.left, d.err)
+			if d.err != nil {
 				continue
 			}
-			e.Worker = w
+			e.Worker = d.worker
 			list = append(list, e)
 		}
 	}
@@ -352,6 +369,7 @@ func (p *pool) entries() []workers.Entry {
 		}
 	}
 	maps.DeleteFunc(p.warned, func(at endpoint, _ string) bool { return !alive[at] })
+	maps.DeleteFunc(p.known, func(at endpoint, _ described) bool { return !alive[at] })
 	keepLast(list)
 	return list
 }
