@@ -105,8 +105,8 @@ func TestRefusals(t *testing.T) {
 		change func(*Want)
 		text   string
 	}{
-		"another key":        {ask(good), func(w *Want) { w.Secret = []byte("other") }, "another key"},
-		"no key":             {ask(good), func(w *Want) { w.Secret = nil }, "another key"},
+		"another key":        {ask(good), func(w *Want) { w.Secret = []byte("other") }, "another key of the block hash"},
+		"no key":             {ask(good), func(w *Want) { w.Secret = nil }, "another key of the block hash"},
 		"another block size": {ask(good), func(w *Want) { w.BlockSize = 32 }, "index blocks of 16 tokens here, 32 there"},
 		"not ready":          {ask(serve(t, peer(nil, false), insecure.NewCredentials())), nil, "not ready itself"},
 		"too large":          {ask(big), nil, errLarge.Error()},
@@ -330,11 +330,13 @@ func TestRefusalsAreBounded(t *testing.T) {
 	var log bytes.Buffer
 	s := NewServer(peer(nil, true).content, zerolog.New(&log))
 	formats := slices.Repeat([]uint32{77}, 1000)
-	_, err := s.check(&kvlanev1.FetchRequest{Formats: formats, KeyProof: []byte("guess")})
-	if status.Code(err) != codes.PermissionDenied || strings.Contains(err.Error(), "77") {
-		t.Errorf("a stranger: got %v, want another key", err)
+	for _, guess := range [][]byte{nil, []byte("guess"), proof([]byte("other"), newNonce()), proof(nil, newNonce())} {
+		_, err := s.check(&kvlanev1.FetchRequest{Formats: formats, KeyProof: guess})
+		if status.Code(err) != codes.PermissionDenied || strings.Contains(err.Error(), "77") {
+			t.Errorf("a stranger: got %v, want another key", err)
+		}
 	}
-	_, err = s.check(&kvlanev1.FetchRequest{Formats: formats, KeyProof: proof([]byte("secret"), newNonce())})
+	_, err := s.check(&kvlanev1.FetchRequest{Formats: formats, KeyProof: proof([]byte("secret"), newNonce())})
 	if status.Code(err) != codes.FailedPrecondition || strings.Count(err.Error(), "77") != maxFormats {
 		t.Errorf("another version: got %v, want %d of its formats", err, maxFormats)
 	}
