@@ -476,6 +476,12 @@ func TestNobodyDescribesWhatAConfigurationCouldNot(t *testing.T) {
 			t.Errorf("%s %+v: %v", c.hints, c.facts, problems)
 		}
 	}
+	// Hosts that the operator lists may be named, others may not.
+	w, left, err := describe(&config.Kubernetes{Worker: plain, ConnectorHosts: []string{"10.9.9.9", "side.svc"}},
+		pod("zmq=10.9.9.9:14579 side-channel-host=side.svc receiver-host=other.svc"), 8000, 1, &workers.Facts{})
+	if err != nil || w.Disagg.ZMQ != "10.9.9.9:14579" || w.Disagg.SideHost != "side.svc" || w.Disagg.ReceiverHost != "" || left == nil || !strings.Contains(left.Error(), "kvlane.dev/receiver-host left out") {
+		t.Errorf("with connector_hosts: got %+v, left out %v, %v, want the listed hosts and no other", w.Disagg, left, err)
+	}
 	// Errors in the API server's own data make the pod no worker, whatever the hints.
 	p := pod("")
 	p.Status.PodIP = "nowhere"
