@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -331,6 +334,34 @@ func TestNoHostTakesAllConnections(t *testing.T) {
 	open = append(open, connect("10.0.0.3"))
 	for _, c := range open {
 		_ = c.Close()
+	}
+}
+
+// The ports of a running Kvlane have this bound too.
+func TestPortsHaveTheirBound(t *testing.T) {
+	t.Parallel()
+	probes, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	health := probes.Addr().String()
+	_ = probes.Close()
+	_, admin, _ := started(t, fmt.Sprintf("listen: {address: \"unix:%s/s\", health: %q}\n", t.TempDir(), health))
+	for _, address := range []string{strings.TrimPrefix(admin, "http://"), health} {
+		var all []net.Conn // the kernel accepts them in order
+		for range maxOfHost + 1 {
+			c, err := net.Dial("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			all = append(all, c)
+		}
+		_, _ = io.Copy(io.Discard, all[maxOfHost]) // until it is closed: at once, or when nothing has come for long
+		_ = all[0].SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+		if _, err := io.Copy(io.Discard, all[0]); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: got an end of the first connection (%v) before that of number %d, want the last one refused", address, err, maxOfHost+1)
+		}
 	}
 }
 

@@ -119,7 +119,7 @@ func rerunDecision(io streams, file string) error {
 		outcome = err.Error()
 	}
 	if outcome != d.Error || !reflect.DeepEqual(plan, d.Plan) {
-		return fmt.Errorf("another decision than the recorded one: %+v %s, recorded %+v %s", plan, outcome, d.Plan, d.Error)
+		return errors.New(observe.Printable(fmt.Sprintf("another decision than the recorded one: %+v %s, recorded %+v %s", plan, outcome, d.Plan, d.Error)))
 	}
 	fmt.Fprintln(io.out, "the same decision as recorded")
 	return nil

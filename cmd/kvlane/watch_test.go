@@ -219,6 +219,55 @@ func TestAnswersOfAHostileServer(t *testing.T) {
 	}
 }
 
+// What a server or a file says reaches the terminal without control characters: names and ids are those of clients.
+func TestExplanationsAreSafeForTerminals(t *testing.T) {
+	const evil = "a\x1b[2J\x9b\u009b\u202eb"
+	status := http.StatusOK
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(evil + "\nsecond line"))
+	}))
+	defer s.Close()
+	r, err := routing.New(routing.DefaultConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.SetTarget(0, routing.TargetInfo{Target: kvindex.Target{Worker: evil, Rank: kvindex.NoRank}, Ready: true})
+	d, err := r.PickRecorded(0, &routing.Query{ID: evil, PromptTokens: 300}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	export := func(name string) string {
+		file := filepath.Join(t.TempDir(), name)
+		text, err := json.Marshal(d)
+		if err == nil {
+			err = os.WriteFile(file, text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	same := export("same.json")
+	d.Error = evil
+	for _, c := range []struct {
+		status, code int
+		args         []string
+	}{
+		{200, 0, []string{"explain", "--last", "--admin", s.URL}},
+		{200, 0, []string{"explain", "id", "--admin", s.URL}},
+		{404, 1, []string{"explain", "id", "--admin", s.URL}},
+		{0, 0, []string{"explain", "--rerun", same}},
+		{0, 1, []string{"explain", "--rerun", export("other.json")}},
+	} {
+		status = c.status
+		code, out, errs := kvlane("", c.args...)
+		if said := out + errs; code != c.code || strings.ContainsAny(said, "\x1b\u009b\u202e") || strings.Contains(said, "\x9b") || !strings.Contains(said, `a\x1b[2J`) {
+			t.Errorf("%v, status %d: got code %d, %q, want code %d and %q escaped", c.args, c.status, code, said, c.code, evil)
+		}
+	}
+}
+
 // A decision that an earlier version exported, where the stage of first turns had another name, is made again as recorded.
 func TestAnExportOfAnEarlierVersion(t *testing.T) {
 	r, err := routing.New(routing.DefaultConfig())
