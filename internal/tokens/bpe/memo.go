@@ -26,7 +26,7 @@ const (
 	memoShards = 16
 	// memoMinimum is the length in bytes from which a lookup pays off.
 	memoMinimum = 48
-	memoSlots   = 1 << 12
+	memoSlots   = 1 << 13
 	memoText    = 1 << 19
 	memoIDs     = 1 << 17
 	memoOnce    = 1 << 11

@@ -3,6 +3,7 @@ package bpe
 import (
 	"bytes"
 	"encoding/binary"
+	"math"
 	"math/bits"
 	"math/rand/v2"
 )
@@ -11,7 +12,7 @@ import (
 // compares the text itself, so a hash collision costs time but never causes a wrong result. It is
 // not safe for concurrent use.
 //
-// Invariant: textEnd and idsEnd count everything ever written; an entry is live while its text
+// Invariant: textEnd and idsEnd count everything written since the last clear; an entry is live while its text
 // and ids are within the last len(text) bytes and len(ids) ids.
 type store struct {
 	slots   []storeSlot
@@ -21,35 +22,43 @@ type store struct {
 	idsEnd  uint64
 }
 
+// storeSlot is 16 bytes, so that a bucket is a cache line.
 type storeSlot struct {
-	hash      uint64
-	text, ids uint64 // positions in the sequence of everything ever written
-	textLen   uint32
-	idsLen    uint32
+	hash            uint32 // its upper half
+	text, ids       uint32 // positions in the sequence of everything written since the last clear
+	textLen, idsLen uint16
 }
 
-// storeWays is the number of slots per hash bucket.
-const storeWays = 2
+const (
+	// storeWays is the number of slots per hash bucket. With two, one text in ten found its bucket full when the memo was.
+	storeWays = 4
+	storeTurn = 1 << 31 // the position at which everything is cleared: those of slots have 32 bits
+)
 
 // newStore requires sizes that are powers of two.
 func newStore(slots, text, ids int) *store {
 	return &store{slots: make([]storeSlot, slots), text: make([]byte, text), ids: make([]uint32, ids)}
 }
 
+// bucket returns the slots that a text with this hash may be in.
+func (c *store) bucket(hash uint64) *[storeWays]storeSlot {
+	return (*[storeWays]storeSlot)(c.slots[hash&uint64(len(c.slots)-1)&^(storeWays-1):])
+}
+
 // get returns the ids of key, valid until the next put.
 func (c *store) get(hash uint64, key []byte) ([]uint32, bool) {
-	at := hash & uint64(len(c.slots)-1) &^ (storeWays - 1)
-	for i := at; i < at+storeWays; i++ {
-		e := &c.slots[i]
-		if e.hash != hash || int(e.textLen) != len(key) ||
-			c.textEnd-e.text > uint64(len(c.text)) || c.idsEnd-e.ids > uint64(len(c.ids)) {
+	bucket := c.bucket(hash)
+	for i := range bucket {
+		e := &bucket[i]
+		if e.hash != uint32(hash>>32) || int(e.textLen) != len(key) ||
+			c.textEnd-uint64(e.text) > uint64(len(c.text)) || c.idsEnd-uint64(e.ids) > uint64(len(c.ids)) {
 			continue
 		}
-		from := int(e.text & uint64(len(c.text)-1))
+		from := int(e.text) & (len(c.text) - 1)
 		if !bytes.Equal(c.text[from:from+len(key)], key) {
 			continue
 		}
-		from = int(e.ids & uint64(len(c.ids)-1))
+		from = int(e.ids) & (len(c.ids) - 1)
 		return c.ids[from : from+int(e.idsLen)], true
 	}
 	return nil, false
@@ -60,21 +69,25 @@ func (c *store) roomFor(n int) bool {
 	return c.textEnd+uint64(n) <= uint64(len(c.text)) && c.idsEnd+uint64(n) <= uint64(len(c.ids))
 }
 
-// put stores ids for key, unless they exceed a quarter of the store.
+// put stores ids for key, unless a slot has no room for their number or they exceed a quarter of the store.
 func (c *store) put(hash uint64, key []byte, ids []uint32) {
-	if len(key) == 0 || len(key) > len(c.text)/4 || len(ids) > len(c.ids)/4 {
+	if len(key) == 0 || len(key) > min(len(c.text)/4, math.MaxUint16) || len(ids) > min(len(c.ids)/4, math.MaxUint16) {
 		return
 	}
-	at := hash & uint64(len(c.slots)-1) &^ (storeWays - 1)
-	e := &c.slots[at]
-	for i := at + 1; i < at+storeWays; i++ {
-		if c.slots[i].text < e.text {
-			e = &c.slots[i]
+	if max(c.textEnd, c.idsEnd) >= storeTurn {
+		clear(c.slots)
+		c.textEnd, c.idsEnd = 0, 0
+	}
+	bucket := c.bucket(hash)
+	e := &bucket[0]
+	for i := range bucket {
+		if bucket[i].text < e.text {
+			e = &bucket[i]
 		}
 	}
 	c.textEnd = skipWrap(c.textEnd, len(key), len(c.text))
 	c.idsEnd = skipWrap(c.idsEnd, len(ids), len(c.ids))
-	*e = storeSlot{hash: hash, text: c.textEnd, ids: c.idsEnd, textLen: uint32(len(key)), idsLen: uint32(len(ids))}
+	*e = storeSlot{hash: uint32(hash >> 32), text: uint32(c.textEnd), ids: uint32(c.idsEnd), textLen: uint16(len(key)), idsLen: uint16(len(ids))}
 	copy(c.text[c.textEnd&uint64(len(c.text)-1):], key)
 	copy(c.ids[c.idsEnd&uint64(len(c.ids)-1):], ids)
 	c.textEnd += uint64(len(key))
