@@ -67,7 +67,7 @@ if options.engine.startswith("sglang"):
 else:
     os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_SERVER_DEV_MODE="1",
                       VLLM_NO_USAGE_STATS="1", VLLM_HOST_IP="127.0.0.1")
-    command = [str(pathlib.Path(sys.executable).with_name("vllm"))]
+    command = [sys.executable, str(pathlib.Path(sys.executable).with_name("vllm"))]  # its first line names the folder of the installation
     common += ["--max-model-len", str(options.context), "--trust-request-chat-template", *tools, *(["--dtype", "float32"] if mixed else [])]
     if options.engine == "render":
         command += ["launch", "render", *common]
