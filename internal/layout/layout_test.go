@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83960
+	totalLimit = 84060
 	totalGoal  = 62000
 )
 
@@ -33,14 +33,14 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21320, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 29100, 22000, []string{"internal/tokens"}},
-	{"fleet", 4750, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"heart", 21340, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"tokens", 29130, 22000, []string{"internal/tokens"}},
+	{"fleet", 4790, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1685, 1300, []string{"internal/observe"}},
 	{"decide", 3180, 1700, []string{"internal/decide"}},
 	{"replicas", 2510, 2200, []string{"internal/replicas"}},
 	{"lab", 11690, 11700, []string{"internal/lab"}},
-	{"rim", 9770, 6000, []string{
+	{"rim", 9780, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
