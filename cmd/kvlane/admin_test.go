@@ -357,7 +357,7 @@ func TestPortsHaveTheirBound(t *testing.T) {
 			defer c.Close()
 			all = append(all, c)
 		}
-		_, _ = io.Copy(io.Discard, all[maxOfHost]) // until it is closed: at once, or when nothing has come for long
+		_, _ = io.Copy(io.Discard, all[maxOfHost]) // until it is closed: immediately, or when nothing has come for long
 		_ = all[0].SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 		if _, err := io.Copy(io.Discard, all[0]); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: got an end of the first connection (%v) before that of number %d, want the last one refused", address, err, maxOfHost+1)
