@@ -50,16 +50,12 @@ func (c *store) get(hash uint64, key []byte) ([]uint32, bool) {
 	bucket := c.bucket(hash)
 	for i := range bucket {
 		e := &bucket[i]
-		if e.hash != uint32(hash>>32) || int(e.textLen) != len(key) ||
-			c.textEnd-uint64(e.text) > uint64(len(c.text)) || c.idsEnd-uint64(e.ids) > uint64(len(c.ids)) {
-			continue
+		text, ids := int(e.text)&(len(c.text)-1), int(e.ids)&(len(c.ids)-1)
+		if e.hash == uint32(hash>>32) && int(e.textLen) == len(key) &&
+			c.textEnd-uint64(e.text) <= uint64(len(c.text)) && c.idsEnd-uint64(e.ids) <= uint64(len(c.ids)) &&
+			bytes.Equal(c.text[text:text+len(key)], key) {
+			return c.ids[ids : ids+int(e.idsLen)], true
 		}
-		from := int(e.text) & (len(c.text) - 1)
-		if !bytes.Equal(c.text[from:from+len(key)], key) {
-			continue
-		}
-		from = int(e.ids) & (len(c.ids) - 1)
-		return c.ids[from : from+int(e.idsLen)], true
 	}
 	return nil, false
 }
