@@ -158,10 +158,7 @@ type poolFlags struct {
 	ignored         []string // flags without effect that were given, each with the reason
 }
 
-const (
-	scrapesHTTP = "engines are asked over plain HTTP"
-	plainAdmin  = "the admin port has no TLS: bound who reaches it (networkPolicy of the chart)"
-)
+const scrapesHTTP, plainAdmin = "engines are asked over plain HTTP", "the admin port has no TLS: bound who reaches it (networkPolicy of the chart)"
 
 // ignoredFlags are flags of the endpoint pickers of GAIE and llm-d that change nothing here.
 var ignoredFlags = []struct {
