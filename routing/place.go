@@ -111,14 +111,39 @@ func (d *decision) firstTurnStage() bool {
 		}
 		least += float64(min(f.Slack, d.q.PromptTokens)) * (1 - returning)
 		if b := &d.out.models.starts[d.req.leg]; d.r.concurrent(d.now, b.Placed) && d.r.concurrent(d.now, b.Heard) {
-			// All replicas see the same targets behind the others, and each is about to fill them up.
-			least += float64(d.r.others.Replicas-1) * d.req.policy.Cost.Active
+			// All replicas see the same targets behind the others, and each is about to fill them up. With more than three
+			// others the price of theirs would outweigh queued tokens: new conversations would go past idle targets.
+			least += float64(min(d.r.others.Replicas-1, 3)) * d.req.policy.Cost.Active
 		}
-		best = d.nextInTurn(d.cands, func(c *candidate) bool { return d.wait(c, returning) <= least })
+		near := func(c *candidate) bool { return d.wait(c, returning) <= least }
+		best = d.nextInTurn(d.part(near), near)
 	}
 	d.take(best, ViaFirstTurn)
 	d.ex.sayf("first_turn", "%s by %s", d.r.targets[d.out.slot].name, string(f.Placement))
 	return true
+}
+
+// part returns the candidates for a new conversation. Where others place new ones now, and less than half of the targets are
+// near, all replicas would take the same few: each then has its own part of the targets, if one in it is near.
+func (d *decision) part(near func(c *candidate) bool) []candidate {
+	o, n := &d.r.others, len(d.cands)
+	if b := &d.out.models.starts[d.req.leg]; b.Own || !d.r.concurrent(d.now, b.Heard) {
+		return d.cands
+	}
+	from, to := o.Place*n/o.Replicas, (o.Place+1)*n/o.Replicas
+	all, here := 0, 0
+	for i := range d.cands {
+		if near(&d.cands[i]) {
+			all++
+			if from <= i && i < to {
+				here++
+			}
+		}
+	}
+	if here == 0 || 2*all > n {
+		return d.cands
+	}
+	return d.cands[from:to]
 }
 
 // wait is the prefill that the request would wait for on a target, its own included,

@@ -50,7 +50,7 @@ func TestNewConversationsTogetherAmongReplicas(t *testing.T) {
 		if again, _, err := d.Rerun(); err != nil || again != d.Plan {
 			t.Errorf("decided again: got %+v, %v, want %+v", again, err, d.Plan)
 		}
-		if d.State.Others.Replicas = 1; i == 1 {
+		if d.State.Others = (others{Replicas: 1}); i == 1 {
 			if alone, _, err := d.Rerun(); err != nil || alone.Decode != 1 {
 				t.Errorf("decided again by one replica: got %+v, %v, want target 1, the next in turn", alone, err)
 			}
@@ -65,5 +65,29 @@ func TestNewConversationsTogetherAmongReplicas(t *testing.T) {
 	}
 	if want := []kvindex.Slot{0, 5, 6}; !slices.Equal(got, want) {
 		t.Errorf("got the targets %v, want %v", got, want)
+	}
+}
+
+// Where others place new conversations now and few targets are near, a replica takes those of its part.
+func TestFewTargetsAmongReplicas(t *testing.T) {
+	for _, c := range []struct {
+		heard bool
+		place int
+		want  kvindex.Slot
+	}{{false, 1, 1}, {true, 0, 1}, {true, 1, 6}} {
+		b := newBed(t, 8, nil)
+		b.r.Among(c.place, 2, 6*time.Millisecond)
+		for slot := range kvindex.Slot(8) {
+			if slot != 1 && slot != 6 {
+				b.r.ApplyRemote(0, Booking{Replica: "b", ID: ReservationID(slot) + 1, Decode: b.r.targets[slot].info.Target, Miss: 50_000})
+			}
+		}
+		if c.heard {
+			b.r.ApplyRemote(time.Second-time.Millisecond, Booking{Replica: "b", ID: 9, Decode: b.r.targets[0].info.Target, Turn: [numLegs]uint8{1}, InTurn: 1})
+		}
+		plan, err := b.r.Pick(time.Second, &Query{ID: "c", Conversation: "c", PromptTokens: 100}, nil, nil)
+		if err != nil || plan.Decode != c.want {
+			t.Errorf("%+v: got target %d, %v, want %d", c, plan.Decode, err, c.want)
+		}
 	}
 }

@@ -216,7 +216,7 @@ func importState(s *State) (*Router, error) {
 		return nil, err
 	}
 	r.queue = new(Queue)
-	if o := s.Others; o.Place < 0 || o.Replicas < 0 || max(o.Place, o.Replicas) > maxImportedSlot {
+	if o := s.Others; o.Place < 0 || o.Place > 0 && o.Place >= o.Replicas || o.Replicas < 0 || o.Replicas > maxImportedSlot {
 		return nil, fmt.Errorf("import: place %d among %d replicas is out of range", o.Place, o.Replicas)
 	}
 	r.others = s.Others

@@ -160,3 +160,27 @@ func TestConversationsThatBeginTogether(t *testing.T) {
 		}
 	}
 }
+
+// Conversations that begin all the time, several within the delay of sharing, where most targets are busy: replicas do not all
+// place them at the few that are idle.
+func TestConversationsThatBeginAllTheTime(t *testing.T) {
+	if raceDetector {
+		t.Skip("simulations of one goroutine each: run without the race detector")
+	}
+	p90 := func(c Conditions) float64 {
+		w := Skew{Clients: 192, StartOver: 0.5, Shared: 320, FirstMean: 3000, FirstSigma: 1, OutputMean: 5, MinTurns: 1, MaxTurns: 1, Think: 0.2, Requests: 2500}.Workload("begin")
+		report, err := Run(Options{Workload: w, Fleet: Fleet{Workers: 64, Ranks: 1, Engine: Dense70B(1_000_000)}, Policies: []string{"kv-aware"}, Seeds: []uint64{1, 2, 3}, Conditions: c})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return report.Rows[0].Mean.TTFT90
+	}
+	one := p90(Conditions{})
+	for _, replicas := range []int{4, 8} {
+		ratio := p90(Conditions{Replicas: replicas, ShareDelay: new(0.006)}) / one
+		t.Logf("%d replicas: TTFT p90 is %.2f times one's", replicas, ratio)
+		if ratio > 1.25 {
+			t.Errorf("%d replicas: got a TTFT p90 of %.2f times one's, want at most 1.25", replicas, ratio)
+		}
+	}
+}
