@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -194,6 +195,39 @@ func TestNestingIsBounded(t *testing.T) {
 		_, err := ParseWorkers("workers.yaml", []byte(c.text))
 		if deep := err != nil && strings.Contains(err.Error(), "nested deeper than 1000 levels"); deep != c.deep {
 			t.Errorf("%s: got %.200v, want refused as nested deeply %v", name, err, c.deep)
+		}
+	}
+}
+
+// The parser's time is quadratic in the keys of a section.
+func TestSectionsAreBounded(t *testing.T) {
+	keys := func(n int, format string) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, format, i)
+		}
+		return b.String()
+	}
+	const worker = "- address: 10.0.0.1:80\n  engine: vllm\n  labels:\n"
+	for name, c := range map[string]struct {
+		text    string
+		crowded bool
+	}{
+		"unknown keys":      {keys(200_000, "k%d: 1\n"), true},
+		"equal keys":        {strings.Repeat("a: 1\n", 200_000), true},
+		"labels":            {worker + keys(200_000, "    k%d: x\n"), true},
+		"quoted":            {worker + keys(200_000, "    'k%d': x\n"), true},
+		"with comments":     {worker + keys(200_000, "    k%d: x # y\n# z\n"), true},
+		"with sections":     {keys(20_000, "k%d:\n  a: 1\n  b:\n  - 1\n"), true},
+		"as many as may be": {worker + keys(maxKeys, "    k%d: x\n"), false},
+		"one more":          {worker + keys(maxKeys+1, "    k%d: x\n"), true},
+		"workers":           {keys(6000, "- address: 10.0.0.1:%d\n  engine: vllm\n"), false},
+		"one line":          {worker + "    {" + keys(6000, "k%d: x, ") + "}\n", false},
+		"a list":            {worker + "    a: x\n  models:\n" + keys(6000, "  - k%d\n"), false},
+	} {
+		_, err := ParseWorkers("workers.yaml", []byte(c.text))
+		if crowded := err != nil && strings.Contains(err.Error(), "a section has more than 5000 keys"); crowded != c.crowded {
+			t.Errorf("%s: got %.200v, want refused for its keys: %v", name, err, c.crowded)
 		}
 	}
 }

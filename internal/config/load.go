@@ -138,6 +138,9 @@ func decodeFile(file string, text []byte, into any) (*decoder, error) {
 	if line := deepAt(tokens); line > 0 {
 		return nil, ProblemsError{{File: file, Line: line, Message: fmt.Sprintf("is nested deeper than %d levels", maxLevels)}}
 	}
+	if line := crowdedAt(tokens); line > 0 {
+		return nil, ProblemsError{{File: file, Line: line, Message: fmt.Sprintf("a section has more than %d keys", maxKeys)}}
+	}
 	f, err := parser.Parse(tokens, 0)
 	if err != nil {
 		return nil, ProblemsError{syntaxProblem(file, text, err)}
@@ -170,6 +173,39 @@ func deepAt(tokens token.Tokens) int {
 			lists++
 		}
 		if max(flow, lists) > maxLevels {
+			return line
+		}
+	}
+	return 0
+}
+
+// maxKeys bounds the keys of one section, since the parser's time is quadratic in them: it takes minutes for 200,000.
+const maxKeys = 5000
+
+// crowdedAt returns the line in which a section written over several lines has more keys, 0 for none.
+func crowdedAt(tokens token.Tokens) int {
+	type section struct{ column, keys int }
+	var open []section // the innermost last; the keys of each begin in one column
+	line := 0
+	for _, t := range tokens {
+		key := t
+		if t.Type == token.MappingValueType && t.Prev != nil {
+			key = t.Prev
+		} else if t.Type == token.CommentType || t.Position.Line == line {
+			continue
+		}
+		line = t.Position.Line
+		column, last := key.Position.Column, len(open)-1
+		for ; last >= 0 && open[last].column > column; last-- {
+			open = open[:last]
+		}
+		if key == t {
+			continue
+		}
+		if last < 0 || open[last].column < column {
+			open, last = append(open, section{column: column}), last+1
+		}
+		if open[last].keys++; open[last].keys > maxKeys {
 			return line
 		}
 	}

@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -34,10 +35,9 @@ func (s span) meets(o span) bool {
 }
 
 // sameHost reports whether two sockets may have the same address; wildcards match all.
-func sameHost(a, b string) bool {
-	wild := func(h string) bool { return h == "" || h == "*" || h == "0.0.0.0" || h == "::" }
-	return a == b || wild(a) || wild(b)
-}
+func sameHost(a, b string) bool { return a == b || wild(a) || wild(b) }
+
+func wild(host string) bool { return host == "" || host == "*" || host == "0.0.0.0" || host == "::" }
 
 // spanOf reads host:port, the address of rank 0; it returns the zero span for anything else.
 func spanOf(address string, ranks int) span {
@@ -86,11 +86,39 @@ func (w *Worker) validateRankPorts(bad report) {
 	}
 }
 
+// spans are the ports of a list's workers.
+type spans struct {
+	list   []span           // by worker
+	byHost map[string][]int // workers; those of wildcards at ""
+}
+
+// add adds the next worker's, and returns the first worker whose ports meet them, -1 for none.
+func (all *spans) add(s span) (first int, other span) {
+	if all.byHost == nil {
+		all.byHost = map[string][]int{}
+	}
+	candidates := [][]int{all.byHost[s.host], all.byHost[""]}
+	if wild(s.host) {
+		s.host, candidates = "", slices.Collect(maps.Values(all.byHost))
+	}
+	first = -1
+	for _, of := range candidates {
+		if at := slices.IndexFunc(of, func(i int) bool { return s.meets(all.list[i]) }); at >= 0 && (first < 0 || of[at] < first) {
+			first, other = of[at], all.list[of[at]]
+		}
+	}
+	if s.last > 0 {
+		all.byHost[s.host] = append(all.byHost[s.host], len(all.list))
+	}
+	all.list = append(all.list, s)
+	return first, other
+}
+
 // uniqueWorkers finds workers that share a name, a port, or a source of events. A worker
 // without a name gets its address as its name.
 func uniqueWorkers(path string, list []Worker, bad report) {
-	names := map[string]int{}
-	serving, events := make([]span, len(list)), make([]span, len(list))
+	names, endpoints := map[string]int{}, map[string]int{}
+	var serving, events spans
 	for i := range list {
 		w := &list[i]
 		w.Name = cmp.Or(w.Name, w.Address)
@@ -99,16 +127,19 @@ func uniqueWorkers(path string, list []Worker, bad report) {
 		} else if w.Name != "" {
 			bad(item(path, i)+".name", "%q is taken by %s", w.Name, item(path, first))
 		}
-		serving[i], events[i] = w.serving(), w.events(w.Events.Endpoint)
-		if o := slices.IndexFunc(serving[:i], serving[i].meets); o >= 0 && list[o].Address == w.Address {
+		here := w.serving()
+		if o, other := serving.add(here); o >= 0 && list[o].Address == w.Address {
 			bad(item(path, i)+".address", "%q is taken by %s", w.Address, item(path, o))
 		} else if o >= 0 {
 			bad(item(path, i)+".address", "the ports %d to %d of the ranks overlap those of %s, %d to %d: give each worker ports of its own",
-				serving[i].first, serving[i].last, item(path, o), serving[o].first, serving[o].last)
+				here.first, here.last, item(path, o), other.first, other.last)
 		}
-		o := slices.IndexFunc(events[:i], events[i].meets)
-		if o < 0 && events[i] == (span{}) && w.Events.Endpoint != "" && w.Events.Endpoint != PushEndpoint {
-			o = slices.IndexFunc(list[:i], func(o Worker) bool { return o.Events.Endpoint == w.Events.Endpoint })
+		at := w.events(w.Events.Endpoint)
+		o, _ := events.add(at)
+		if first, taken := endpoints[w.Events.Endpoint]; !taken {
+			endpoints[w.Events.Endpoint] = i
+		} else if at == (span{}) && w.Events.Endpoint != "" && w.Events.Endpoint != PushEndpoint {
+			o = first
 		}
 		if o >= 0 {
 			bad(item(path, i)+".events.endpoint", "%q is taken by %s: its events would count for both", w.Events.Endpoint, item(path, o))

@@ -2,8 +2,10 @@ package config
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -109,5 +111,35 @@ func TestInspect(t *testing.T) {
 		if strings.Join(got, "\n") != strings.Join(c.warnings, "\n") {
 			t.Errorf("%s: warnings\n%s\nwant\n%s", name, strings.Join(got, "\n"), strings.Join(c.warnings, "\n"))
 		}
+	}
+}
+
+// Spans are found by their host, and the one found is the first that meets, as by looking at all of them.
+func TestSpansAreFoundByHost(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	hosts := []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "", "*", "0.0.0.0", "::"}
+	met := 0
+	for range 2000 {
+		var all spans
+		var list []span
+		for i := range 1 + random.IntN(12) {
+			first := 1 + random.IntN(40)
+			s := span{hosts[random.IntN(len(hosts))], first, first + random.IntN(3)}
+			if random.IntN(8) == 0 {
+				s = span{}
+			}
+			want := slices.IndexFunc(list, s.meets)
+			got, other := all.add(s)
+			if got != want || got >= 0 && (other.first != list[got].first || other.last != list[got].last) {
+				t.Fatalf("%d: got %d (%v), want %d of %v", i, got, other, want, append(list, s))
+			}
+			if got >= 0 {
+				met++
+			}
+			list = append(list, s)
+		}
+	}
+	if met == 0 {
+		t.Error("no spans met")
 	}
 }
