@@ -131,25 +131,30 @@ func refused(err error) Reason {
 // it, the zero Cursor if it has none.
 func (a *applier) apply(payload []byte, c Cursor) {
 	b, err := a.dec.Decode(payload)
+	t, malformed := a.target(b.Rank), b.malformed() // of all parts
 	for b.Rest != nil {
-		a.part(b, nil, Cursor{}) // in between the position is not known
+		a.part(t, b, Cursor{}) // in between the position is not known
 		b, err = b.Rest()
+		malformed = malformed || b.malformed()
 	}
-	a.part(b, err, c)
-}
-
-func (a *applier) part(b *Batch, err error, c Cursor) {
-	for _, d := range b.Dropped {
-		a.tally.dropped[d.Reason] += uint64(d.Count)
-	}
-	t := a.target(b.Rank)
 	if err != nil {
 		// A malformed event that ends its batch is already counted.
-		if !slices.ContainsFunc(b.Dropped, func(d Drop) bool { return d.Reason == Malformed }) {
+		if !malformed {
 			a.tally.dropped[Malformed]++
 		}
 		a.tally.failure(err)
 		a.warnOnce(t, Malformed, err.Error())
+	}
+	a.part(t, b, c)
+}
+
+func (b *Batch) malformed() bool {
+	return slices.ContainsFunc(b.Dropped, func(d Drop) bool { return d.Reason == Malformed })
+}
+
+func (a *applier) part(t kvindex.Target, b *Batch, c Cursor) {
+	for _, d := range b.Dropped {
+		a.tally.dropped[d.Reason] += uint64(d.Count)
 	}
 	if slices.ContainsFunc(b.Dropped, func(d Drop) bool { return d.Reason == Misaligned }) {
 		a.warnOnce(t, Misaligned, "stored blocks whose tokens do not fill them: the block size in the engine's events is not the one that it works with")

@@ -142,6 +142,52 @@ func TestAllPartsAreApplied(t *testing.T) {
 	}
 }
 
+// What comes before a fault counts, in a payload that is decoded in parts as in a small one: the same events, drops and
+// warnings, whatever is wrong and wherever.
+func TestAFaultCountsTheSameInParts(t *testing.T) {
+	removal, malformed := append([]byte{0x92, 0xac}, "BlockRemoved\x91\x07"...), []byte{0xc0}
+	head, ts := []byte{0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0}, append([]byte{0x83, 0xa2, 't', 's', 0xcb}, make([]byte, 8)...)
+	// list has n removals among malformed events, and what follows them.
+	list := func(n int, tail ...[]byte) []byte {
+		all := n + 2 + len(tail)
+		return slices.Concat([]byte{0xdd, byte(all >> 24), byte(all >> 16), byte(all >> 8), byte(all)}, malformed, bytes.Repeat(removal, n), malformed, slices.Concat(tail...))
+	}
+	for name, c := range map[string]struct {
+		payload                    func(n int) []byte
+		more, malformed, wrongRank uint64
+		fault                      string
+	}{
+		"whole":               {func(n int) []byte { return slices.Concat(head, list(n), []byte{0xc0}) }, 0, 2, 0, ""},
+		"of another rank":     {func(n int) []byte { return slices.Concat(head, list(n), []byte{3}) }, 0, 2, 1, ""},
+		"cut within an event": {func(n int) []byte { return slices.Concat(head, list(n, removal, removal[:5])) }, 1, 3, 0, "cut off"},
+		"cut between events":  {func(n int) []byte { return slices.Concat(head, list(n, removal, nil)) }, 1, 3, 0, "cut off"},
+		"cut behind them":     {func(n int) []byte { return slices.Concat(ts, []byte("\xa6events"), list(n), []byte{0xa5, 'x'}) }, 0, 2, 0, "key"},
+		"events twice": {func(n int) []byte {
+			return slices.Concat(ts, []byte("\xa6events"), list(n), []byte("\xa6events"), list(1), []byte{0xa1, 'x', 0})
+		}, 0, 2, 0, "twice"},
+	} {
+		for _, n := range []int{100, 100_000} {
+			payload, sink := c.payload(n), &strict{t: t}
+			if got := len(payload) > maxWhole; got != (n > 100) {
+				t.Fatalf("%s: got a payload of %d bytes", name, len(payload))
+			}
+			p := NewPlayer(Source{Worker: "w", Engine: VLLM, Rank: 1}, sink)
+			if !p.Message([][]byte{nil, make([]byte, 8), payload}) {
+				t.Fatalf("%s: got no batch", name)
+			}
+			got, dropped, fault := p.a.tally.events, p.Dropped(), p.a.tally.lastError
+			if want := uint64(n) + c.more; got != want || dropped[Malformed] != c.malformed || dropped[WrongRank] != c.wrongRank ||
+				!strings.Contains(fault, c.fault) || (fault == "") != (c.fault == "") {
+				t.Errorf("%s: got %d events, dropped %v, error %q; want %d events, %d malformed, %d of a wrong rank, error %q", name, got, dropped, fault,
+					want, c.malformed, c.wrongRank, c.fault)
+			}
+			if sink.known != 1 {
+				t.Errorf("%s: got %d positions, want that of the batch", name, sink.known)
+			}
+		}
+	}
+}
+
 // What an event makes us allocate is a small multiple of its bytes, whatever it has many of.
 func TestAPolledEventNeedsBoundedMemory(t *testing.T) {
 	many := func(item string) string { return strings.Repeat(item+",", 1<<20/len(item)) + item }

@@ -54,10 +54,12 @@ type Decoder struct {
 	extra  []uint64
 	media  []kvindex.Medium
 	names  interner
-	// rest are the events that follow, and left is their number, if a payload is decoded in parts.
+	// If a payload is decoded in parts, rest are the events that follow, left is their number, and fault is what is wrong
+	// behind them.
 	parts bool
 	rest  msgpack.Reader
 	left  int
+	fault error
 	// otherGroups are the groups known not to be main attention.
 	otherGroups map[int32]bool
 	trt         trtState
@@ -76,7 +78,8 @@ func (d *Decoder) Forget() {
 }
 
 // Decode decodes a payload. An invalid event is dropped alone and counted in Batch.Dropped;
-// ErrBatch means that the payload could not be read. The Batch is valid until the next Decode.
+// ErrBatch means that the payload could not be read to its end: what came before counts, and
+// Batch.Rest returns the error with the last part. The Batch is valid until the next Decode.
 func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 	d.reset()
 	if d.engine == TRTLLM && looksLikeJSON(payload) {
@@ -93,7 +96,8 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 	default:
 		err = fmt.Errorf("%w: neither array nor map", ErrBatch)
 	}
-	if err == nil && d.left > 0 {
+	if d.left > 0 {
+		d.fault = err
 		return d.part()
 	}
 	return &d.batch, err
@@ -113,8 +117,9 @@ func (d *Decoder) part() (*Batch, error) {
 	}
 	if d.left > 0 {
 		d.batch.Rest = d.part
+		return &d.batch, nil
 	}
-	return &d.batch, nil
+	return &d.batch, d.fault
 }
 
 // maxKept bounds the elements of each buffer that is kept for the next payload. A stored event of a long prompt has as many
@@ -170,6 +175,9 @@ func (d *Decoder) batchMap(r *msgpack.Reader) error {
 				return fmt.Errorf("%w: time: %w", ErrBatch, err)
 			}
 		case "events":
+			if seen {
+				return fmt.Errorf("%w: events twice", ErrBatch)
+			}
 			seen = true
 			if err := d.events(r); err != nil {
 				return err
@@ -207,11 +215,11 @@ func (d *Decoder) events(r *msgpack.Reader) error {
 	if d.parts { // the rank follows the events, and each part needs it
 		d.rest, d.left = *r, n
 	}
-	for range n {
+	for i := range n {
 		if !d.parts {
 			err = d.next(r)
 		} else if err = r.Skip(); err != nil {
-			err = fmt.Errorf("%w: an event is cut off: %w", ErrBatch, err)
+			d.left = i + 1 // the last one is where part finds the fault, too
 		}
 		if err != nil {
 			return err
