@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -302,7 +303,7 @@ func Test200ConcurrentStreams(t *testing.T) {
 	b.sound()
 }
 
-// A changed configuration is taken under load: no request is lost, and the next explanation
+// A changed configuration is taken under load, with models that come and go: no request is lost, and the next explanation
 // shows the new weight.
 func TestReloadUnderLoad(t *testing.T) {
 	b := newBed(t, shape{ranks: 1, config: "routing: {policy: {cost: {miss: 5}}}\n"})
@@ -321,8 +322,15 @@ func TestReloadUnderLoad(t *testing.T) {
 		}
 	})
 	text := b.read("kvlane.yaml")
-	for i, miss := range []string{"miss: 7", "miss: 9"} {
-		if err := os.WriteFile(b.file("kvlane.yaml"), []byte(strings.Replace(text, "miss: 5", miss, 1)), 0o600); err != nil {
+	const model, more = "models:\n- {name: " + modelName + ",", "models:\n- {name: more, tokenizer: \"builtin:qwen3\"}\n- {name: " + modelName + ","
+	without := regexp.MustCompile(`(?m)^- \{name: `+modelName+`,.*\n`).ReplaceAllString(strings.Replace(text, model, more, 1), "")
+	for i, next := range []string{
+		strings.Replace(text, "miss: 5", "miss: 7", 1),
+		strings.Replace(text, model, more, 1),
+		without,
+		strings.Replace(text, "miss: 5", "miss: 9", 1), // and the first model alone again
+	} {
+		if err := os.WriteFile(b.file("kvlane.yaml"), []byte(next), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if err := b.kvlane.Process.Signal(syscall.SIGHUP); err != nil {

@@ -117,13 +117,14 @@ func away(list []*fleet.Model) bool {
 	return slices.ContainsFunc(list, func(m *fleet.Model) bool { return m.Away })
 }
 
-// reloadModels returns the models with those loaded anew whose keys have changed.
+// reloadModels returns the models of a configuration, with those loaded that are new or whose keys have changed.
 func (s *service) reloadModels(ctx context.Context, c *config.Config, keys []string) ([]*fleet.Model, error) {
 	ctx, cancel := context.WithTimeout(ctx, hubPatience)
 	defer cancel()
-	list := slices.Clone(s.models)
+	list := make([]*fleet.Model, len(c.Models))
 	for i := range list {
-		if !config.Retokenizes(i, keys) {
+		if at := slices.IndexFunc(s.models, func(m *fleet.Model) bool { return m.Config.Name == c.Models[i].Name }); at >= 0 && !config.Retokenizes(i, keys) {
+			list[i] = s.models[at]
 			continue
 		}
 		m, err := newModel(ctx, c.Models[i], s.metrics, s.log)

@@ -60,7 +60,7 @@ func (s *service) reload(ctx context.Context, file string, load func() (*config.
 	}
 	if !slices.Equal(served, s.models) {
 		s.models = served
-		s.decider.Fleet().SetModels(served)
+		s.decider.SetModels(served)
 	}
 	s.server.SetBodies(next.Limits.Bodies.Count, int64(next.Limits.Bodies.Bytes))
 	setLogLevel(next.Log.Level)
@@ -79,6 +79,6 @@ func setLogLevel(level string) {
 func (s *service) take(c *config.Config, list []*fleet.Model) {
 	if s.config.Load() == c {
 		s.models = list
-		s.decider.Fleet().SetModels(list)
+		s.decider.SetModels(list)
 	}
 }

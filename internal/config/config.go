@@ -431,7 +431,8 @@ func DefaultKubernetes() Kubernetes { return Kubernetes{Worker: defaultWorker()}
 
 func defaultDNS() DNS { return DNS{Every: Duration(5 * time.Second), Worker: defaultWorker()} }
 
-func defaultModel() Model {
+// DefaultModel is an entry of models as an empty one is read.
+func DefaultModel() Model {
 	return Model{Engine: "vllm", ToolParser: true, CacheBytes: 16 << 20, Check: Check{Every: 1000, Retry: Duration(time.Minute), Timeout: Duration(5 * time.Second), MaxBody: 1 << 20}}
 }
 
@@ -441,7 +442,7 @@ func setDefaults(v reflect.Value) {
 	case *Worker:
 		*p = defaultWorker()
 	case *Model:
-		*p = defaultModel()
+		*p = DefaultModel()
 	case *DNS:
 		*p = defaultDNS()
 	case *Kubernetes:

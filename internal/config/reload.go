@@ -19,9 +19,26 @@ var (
 )
 
 // Changes returns the keys in which another configuration differs: those that can change
-// while Kvlane runs, and those that need a restart.
+// while Kvlane runs, and those that need a restart. Models are the same if their names are; the keys are those of next.
 func (c *Config) Changes(next *Config) (live []string, restart ProblemsError) {
-	for _, key := range differences(nil, "", reflect.ValueOf(c).Elem(), reflect.ValueOf(next).Elem()) {
+	now, kept := *c, 0
+	now.Models = slices.Clone(next.Models)
+	for i := range now.Models {
+		if at := slices.IndexFunc(c.Models, func(m Model) bool { return m.Name == now.Models[i].Name }); at >= 0 {
+			now.Models[i] = c.Models[at]
+			kept++
+		} else {
+			live = append(live, item("models", i))
+		}
+	}
+	if kept < len(c.Models) {
+		live = append(live, "models")
+	}
+	// With several models pods are asked which of them they serve.
+	if c.Workers.Kubernetes != nil && (len(c.Models) > 1) != (len(next.Models) > 1) {
+		live, restart = nil, ProblemsError{{Path: "models", Message: "cannot change between one and several while Kvlane runs with workers.kubernetes: restart it"}}
+	}
+	for _, key := range differences(nil, "", reflect.ValueOf(&now).Elem(), reflect.ValueOf(next).Elem()) {
 		general := index.ReplaceAllString(key, "[]")
 		// Envoy's request_timeout depends on whether requests queue.
 		queues := (key == "routing.wait.max_requests" || key == "flow.max_requests") && c.Waits() != next.Waits()

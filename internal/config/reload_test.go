@@ -30,13 +30,15 @@ func TestWhatARunningKvlaneTakes(t *testing.T) {
 		compare(t, more, before, after, want.live, want.restart)
 	}
 	for text, want := range map[string]struct{ live, restart []string }{
-		strings.Replace(base, "name: m,", "name: m, disagg: {threshold: 7},", 1): {live: []string{"models[0].disagg.threshold"}},
-		strings.Replace(base, "builtin:qwen3", "hf:Org/Model@v2", 1):             {live: []string{"models[0].tokenizer"}},
-		strings.Replace(base, "name: m,", "name: m, hand_ids: true,", 1):         {restart: []string{"models[0].hand_ids"}},
-		strings.Replace(base, "name: m,", "name: m, check: {every: 7},", 1):      {live: []string{"models[0].check.every"}},
-		strings.Replace(base, "name: m,", "name: n,", 1):                         {restart: []string{"models[0].name"}},
-		strings.Replace(base, "10.0.0.1", "10.0.0.2", 1):                         {restart: []string{"workers.static[0].address"}},
-		"workers: {static: [{name: w, address: \"10.0.0.1:8000\"}]}\n":           {restart: []string{"models"}},
+		strings.Replace(base, "name: m,", "name: m, disagg: {threshold: 7},", 1):            {live: []string{"models[0].disagg.threshold"}},
+		strings.Replace(base, "builtin:qwen3", "hf:Org/Model@v2", 1):                        {live: []string{"models[0].tokenizer"}},
+		strings.Replace(base, "name: m,", "name: m, hand_ids: true,", 1):                    {restart: []string{"models[0].hand_ids"}},
+		strings.Replace(base, "name: m,", "name: m, check: {every: 7},", 1):                 {live: []string{"models[0].check.every"}},
+		strings.Replace(base, "name: m,", "name: n,", 1):                                    {live: []string{"models[0]", "models"}},
+		strings.Replace(base, "10.0.0.1", "10.0.0.2", 1):                                    {restart: []string{"workers.static[0].address"}},
+		"workers: {static: [{name: w, address: \"10.0.0.1:8000\"}]}\n":                      {live: []string{"models"}},
+		strings.Replace(base, "[{name: m,", "[{name: first}, {name: m, hand_ids: true,", 1): {live: []string{"models[0]"}, restart: []string{"models[1].hand_ids"}},
+		strings.Replace(base, "[{name: m,", "[{name: first, cache_bytes: 0}, {name: m,", 1): {live: []string{"models[0]"}},
 	} {
 		before, _ := Parse("k.yaml", []byte(base))
 		after, err := Parse("k.yaml", []byte(text))
@@ -44,6 +46,38 @@ func TestWhatARunningKvlaneTakes(t *testing.T) {
 			t.Fatal(err)
 		}
 		compare(t, text, before, after, want.live, want.restart)
+	}
+}
+
+// Models are told by their names, not by their places. Pods are asked for their models if there are several: then it needs a restart.
+func TestReloadOfModels(t *testing.T) {
+	const kubernetes = ", workers: {kubernetes: {pool: p}}"
+	for _, c := range []struct {
+		before, after, more string
+		live, restart       []string
+	}{
+		{before: "a b", after: "b a"},
+		{before: "a b", after: "b", live: []string{"models"}},
+		{before: "a", after: "b a", live: []string{"models[0]"}},
+		{before: "", after: "a b", live: []string{"models[0]", "models[1]"}},
+		{before: "a b", after: "b a c", more: kubernetes, live: []string{"models[2]"}},
+		{before: "a", after: "b", more: kubernetes, live: []string{"models[0]", "models"}},
+		{before: "a", after: "a b", more: kubernetes, restart: []string{"models"}},
+		{before: "a b", after: "b", more: kubernetes, restart: []string{"models"}},
+	} {
+		of := func(names string) *Config {
+			entries := ""
+			for name := range strings.FieldsSeq(names) {
+				entries += fmt.Sprintf("{name: %s, max_model_len: %d},", name, name[0])
+			}
+			out, err := Parse("k.yaml", []byte("{models: ["+entries+"]"+c.more+"}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return out
+		}
+		before, after := of(c.before), of(c.after)
+		compare(t, c.before+" to "+c.after+c.more, before, after, c.live, c.restart)
 	}
 }
 

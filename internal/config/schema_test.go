@@ -31,7 +31,7 @@ func TestSchema(t *testing.T) {
 	seen := map[*jsonschema.Schema]bool{}
 	describeSection(s, s, reflect.ValueOf(Default()), seen)
 	// Elements of lists are not in Default.
-	for _, e := range []any{defaultModel(), defaultWorker(), defaultModel().Check, defaultDNS()} {
+	for _, e := range []any{DefaultModel(), defaultWorker(), DefaultModel().Check, defaultDNS()} {
 		describeSection(s, s.Definitions[sectionName(reflect.TypeOf(e))], reflect.ValueOf(e), seen)
 	}
 	text, err := json.MarshalIndent(s, "", "  ")

@@ -169,8 +169,17 @@ func rules(c *config.Config, legs *disagg.Runner) routing.Config {
 	return rules
 }
 
-// cacheBytes is the size of the cache in bytes: all models share what each adds.
+// SetModels replaces the models, as Fleet.SetModels does.
+func (d *Decider) SetModels(list []*fleet.Model) {
+	d.cache.SetLimit(cacheBytes(list))
+	d.fleet.SetModels(list)
+}
+
+// cacheBytes is the size of the cache in bytes: all models share what each adds. Without models it is what the first will add.
 func cacheBytes(models []*fleet.Model) (n int64) {
+	if len(models) == 0 {
+		return int64(config.DefaultModel().CacheBytes)
+	}
 	for _, m := range models {
 		n += int64(m.Config.CacheBytes)
 	}

@@ -3,6 +3,7 @@ package decide
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -132,6 +133,52 @@ func TestModelsAreReplacedUnderLoad(t *testing.T) {
 			t.Errorf("got a decision degraded by %q, want it by ids: %v", e.Degraded, exact)
 		}
 		d.Ticket.End(time.Now())
+	}
+	calm()
+}
+
+// Models are added and removed under load: no request is lost, no load is left, and a worker whose blocks belong to another
+// model now is followed anew.
+func TestModelsComeAndGoUnderLoad(t *testing.T) {
+	yaml, _ := weights(t, 1, "")
+	aliased := worker("b", 2)
+	aliased.Models = []string{"alias", "new"}
+	b := newBench(t, yaml, worker("a", 2), aliased)
+	demo := b.fleet.Model("demo")
+	added := &fleet.Model{Config: config.Model{Name: "new", CacheBytes: 1 << 20, Check: config.Check{Disabled: true}}, Engine: demo.Engine, Tokens: demo.Tokens}
+	blocks := func(target string) string { // the model of its blocks
+		for _, s := range b.fleet.IndexPage().Index.Targets {
+			if s.Target.String() == target {
+				return s.Model
+			}
+		}
+		return ""
+	}
+	calm := b.underLoad(t)
+	for range 10 {
+		for _, c := range []struct {
+			models      []*fleet.Model
+			demo, added bool
+			b           string // the model of worker b's blocks
+		}{
+			{[]*fleet.Model{added, demo}, true, true, "demo"},
+			{[]*fleet.Model{added}, false, true, "new"},
+			{nil, false, false, "alias"},
+			{[]*fleet.Model{demo}, true, false, "demo"},
+		} {
+			b.SetModels(c.models)
+			for name, exact := range map[string]bool{"demo": c.demo, "new": c.added} {
+				d, e := b.ask("/v1/completions", strings.Replace(completion(100, ""), "demo", name, 1))
+				if d.Reject != nil || (e.Degraded == "") != exact {
+					t.Errorf("%s: got %+v degraded by %q, want it by ids: %v", name, d.Reject, e.Degraded, exact)
+					continue
+				}
+				d.Ticket.End(time.Now())
+			}
+			if got := blocks("b/0"); got != c.b || blocks("a/0") != "demo" {
+				t.Errorf("got blocks of model %q at b and %q at a, want %q and demo", got, blocks("a/0"), c.b)
+			}
+		}
 	}
 	calm()
 }

@@ -383,8 +383,8 @@ func (d *Decider) flow(now time.Duration) (classes []observe.FlowClass, pools []
 		}
 		return sums[key]
 	}
-	for i := range d.cfg.Models {
-		add(d.cfg.Models[i].Name, f.Priority(d.cfg.Models[i].Name))
+	for _, m := range d.live.Load().Models {
+		add(m.Name, f.Priority(m.Name))
 	}
 	if len(sums) == 0 {
 		add("", 0)

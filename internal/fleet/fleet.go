@@ -101,20 +101,28 @@ var roles = map[string]routing.Role{"both": routing.Both, "prefill": routing.Pre
 func (f *Fleet) SetWorkers(list []workers.Worker) {
 	f.changing.Lock()
 	defer f.changing.Unlock()
+	f.setWorkers(list)
+}
+
+// setWorkers also drops what is known of workers whose blocks belong to another model than before. The caller holds changing.
+func (f *Fleet) setWorkers(list []workers.Worker) {
 	old := f.View()
+	stays := func(m *Member, w *workers.Worker) bool {
+		return m.Generation == w.Generation && m.model == f.cacheModel(w.Models)
+	}
 	next := &View{members: make(map[string]*Member, len(list)), byAddress: map[string][]kvindex.Slot{}}
-	generations := make(map[string]uint64, len(list))
+	listed := make(map[string]*workers.Worker, len(list))
 	for i := range list {
-		generations[list[i].Name] = list[i].Generation
+		listed[list[i].Name] = &list[i]
 	}
 	for name, m := range old.members {
-		if g, listed := generations[name]; !listed || g != m.Generation {
+		if w := listed[name]; w == nil || !stays(m, w) {
 			f.drop(m)
 		}
 	}
 	for _, w := range list {
 		m := old.members[w.Name]
-		if m == nil || m.Generation != w.Generation {
+		if m == nil || !stays(m, &w) {
 			added, err := f.add(w)
 			if err != nil {
 				f.Log.Error().Err(err).Str("worker", w.Name).Msg("worker left out")
@@ -123,7 +131,7 @@ func (f *Fleet) SetWorkers(list []workers.Worker) {
 			m = added
 			f.checkMember(m)
 		} else {
-			m = &Member{Worker: w, Slots: m.Slots, feed: m.feed, counters: m.counters, answered: m.answered, blockSize: m.blockSize}
+			m = &Member{Worker: w, Slots: m.Slots, feed: m.feed, counters: m.counters, answered: m.answered, blockSize: m.blockSize, model: m.model}
 		}
 		next.enter(m)
 		asks := len(w.Models) > 0 || f.Config.Workers.Health.Every > 0 // without health checks Kvlane asks only for what is listed
@@ -185,7 +193,7 @@ func (v *View) addresses(list []workers.Worker) (serve, prefill []string) {
 // add allocates the slots of a new worker and starts its feed.
 func (f *Fleet) add(w workers.Worker) (*Member, error) {
 	all := endpoints(&w.Worker)
-	m := &Member{Worker: w, answered: f.Metrics.Responses.WithLabelValues(w.Name, "2xx"), blockSize: new(atomic.Int32)}
+	m := &Member{Worker: w, answered: f.Metrics.Responses.WithLabelValues(w.Name, "2xx"), blockSize: new(atomic.Int32), model: f.cacheModel(w.Models)}
 	m.blockSize.Store(int32(w.BlockSize))
 	f.sawBlocks(int32(w.BlockSize))
 	resume := make([]*feed.Cursor, len(all))

@@ -2,10 +2,12 @@ package fleet
 
 import (
 	"errors"
+	"maps"
 	"slices"
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
+	"github.com/kvlane/kvlane/internal/workers"
 )
 
 // Reasons of Unfit.
@@ -100,8 +102,8 @@ func newModelSet(list []*Model) *modelSet {
 	return s
 }
 
-// SetModels puts models in the place of those of the same names, in the same order. A request that is being decided keeps the
-// one that it began with. New ones are compared with the workers, as at the start.
+// SetModels replaces the models. A request that is being decided keeps the one that it began with. New ones are compared with
+// the workers, as at the start. Workers whose blocks belong to another model now are followed from the beginning.
 func (f *Fleet) SetModels(list []*Model) {
 	f.changing.Lock()
 	defer f.changing.Unlock()
@@ -109,10 +111,14 @@ func (f *Fleet) SetModels(list []*Model) {
 	f.learnContexts(list)
 	old, v := f.models.Swap(newModelSet(list)).list, f.View()
 	f.catalog.mu.Unlock()
-	for _, m := range v.members {
+	var all []workers.Worker
+	for _, name := range slices.Sorted(maps.Keys(v.members)) {
+		all = append(all, v.members[name].Worker)
+	}
+	f.setWorkers(all)
+	for _, m := range f.View().members {
 		f.checkMember(m)
 	}
-	f.compareAll(v)
 	for _, m := range old {
 		if !slices.Contains(list, m) {
 			m.agreement.end()

@@ -42,6 +42,7 @@ type Member struct {
 	// blockSize is the engine's block in tokens, as configured or as its events say; 0
 	// while unknown. Shared by all states of the same worker.
 	blockSize *atomic.Int32
+	model     string // under which the index keeps its blocks
 }
 
 // Replaces reports whether a leg for decode target o can also be served by e's worker:

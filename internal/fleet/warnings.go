@@ -172,9 +172,11 @@ func (f *Fleet) checkMember(m *Member) {
 	f.doubt(m, "no_events", text)
 	known := f.models.Load().byName
 	unknown := slices.DeleteFunc(slices.Clone(m.Models), func(name string) bool { return known[name] != nil })
+	text = ""
 	if len(known) > 0 && len(unknown) > 0 {
-		f.doubt(m, "unknown_model", "no entry of models is called "+strings.Join(unknown, ", ")+", which the worker lists: such requests are routed by load; write an entry")
+		text = "no entry of models is called " + strings.Join(unknown, ", ") + ", which the worker lists: such requests are routed by load; write an entry"
 	}
+	f.doubt(m, "unknown_model", text)
 }
 
 // checkModels asks a worker that has become ready for its models, until they include those

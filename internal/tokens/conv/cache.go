@@ -77,13 +77,26 @@ func New(limit int64) *Cache {
 	if limit <= 0 {
 		return nil
 	}
-	dropped := int(limit / 8)
-	c := &Cache{limit: limit - int64(dropped), seed: maphash.MakeSeed(), entries: map[uint64]*entry{},
-		texts: freelist.List[byte]{Limit: dropped / 2}, ids: freelist.List[uint32]{Limit: dropped / 2 / 4}}
+	c := &Cache{seed: maphash.MakeSeed(), entries: map[uint64]*entry{}}
 	for k := range c.kinds {
 		c.kinds[k].recent = list.New()
 	}
+	c.SetLimit(limit)
 	return c
+}
+
+// SetLimit changes the limit, and evicts what exceeds a lower one. Of a nil cache, and to less than a byte, it changes nothing.
+func (c *Cache) SetLimit(limit int64) {
+	if c == nil || limit <= 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	dropped := int(limit / 8)
+	c.limit, c.texts.Limit, c.ids.Limit = limit-int64(dropped), dropped/2, dropped/2/4
+	for k := range kinds {
+		c.fit(k)
+	}
 }
 
 var spaces atomic.Uint64
@@ -134,7 +147,13 @@ func (c *Cache) resize(e *entry) {
 	of.bytes += size - e.size
 	c.bytes += size - e.size
 	e.size = size
-	for of.bytes > c.limit*shares[e.kind]/16 && of.recent.Len() > 0 {
+	c.fit(e.kind)
+}
+
+// fit evicts what exceeds the limits of a kind and of all.
+func (c *Cache) fit(k kind) {
+	of := &c.kinds[k]
+	for of.bytes > c.limit*shares[k]/16 && of.recent.Len() > 0 {
 		c.drop(of.oldest())
 	}
 	for c.bytes > c.limit {

@@ -176,6 +176,42 @@ func TestTheCacheIsBounded(t *testing.T) {
 	}
 }
 
+// A lower limit evicts, a higher one lets more in; no cache stays none.
+func TestTheLimitChanges(t *testing.T) {
+	c := New(512 << 10)
+	fill := func() int64 {
+		for i := range 1000 {
+			var turn Turn
+			text := fmt.Sprintf(`{"id":%d,"messages":[{"text":"%d%s"}]}`, i/2, i/2, strings.Repeat("y", 1000)) // what comes twice is kept
+			if err := c.Parse(&turn, body.Chat, []byte(text)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := turn.Messages(turn.Request, 256, func(*[]byte, []byte) (value, bool, error) { return none(), true, nil }); err != nil {
+				t.Fatal(err)
+			}
+			turn.Keep(256, &Prompt{IDs: make([]uint32, 500)})
+			AppendHashes(&turn, nil, 1, make([]uint32, 500), 16, hashSum)
+		}
+		checkAccounts(t, c)
+		return c.Bytes()
+	}
+	first := fill()
+	c.SetLimit(256 << 10)
+	checkAccounts(t, c)
+	if n := c.Bytes(); n > 256<<10 || n == 0 {
+		t.Errorf("got %d bytes, want some, at most the new limit", n)
+	}
+	c.SetLimit(2 << 20)
+	if n := fill(); n <= first {
+		t.Errorf("got %d bytes, want more than the %d of the lower limit", n, first)
+	}
+	c.SetLimit(0)
+	(*Cache)(nil).SetLimit(1 << 20)
+	if n := fill(); n <= first {
+		t.Errorf("got %d bytes after a limit of 0, want it without effect", n)
+	}
+}
+
 // checkAccounts compares the counted bytes and the table with the entries. Nothing else may use c.
 func checkAccounts(t *testing.T, c *Cache) {
 	t.Helper()
