@@ -1,9 +1,7 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 
@@ -12,7 +10,7 @@ import (
 
 // pluginKinds are the plugins of llm-d's router (read at commit ebab687) and of GAIE (v1.5.0) by what of Kvlane's
 // configuration does their work. Of several presets the first counts.
-var pluginKinds = []struct{ kind, plugins string }{
+var pluginKinds = []pluginKind{
 	{"preset: kv-aware", "prefix-cache-scorer precise-prefix-cache-scorer prefix-cache-affinity-filter approx-prefix-cache-producer precise-prefix-cache-producer " +
 		"burst-prefix-cache-producer lmetric-scorer no-hit-lru-scorer " + latencyPlugins},
 	{"preset: session", "session-affinity-scorer session-affinity-filter"},
@@ -30,10 +28,15 @@ var pluginKinds = []struct{ kind, plugins string }{
 		"openai-parser anthropic-parser vllmhttp-parser sglanghttp-parser lora-affinity-scorer"},
 }
 
+type pluginKind struct{ kind, plugins string }
+
 const latencyPlugins = "predicted-latency-producer latency-scorer slo-headroom-tier-filter latency-slo-admitter"
 
-// advice returns what of Kvlane's configuration is nearest to an EndpointPickerConfig.
-func advice(text []byte) string {
+// advice returns what of Kvlane's configuration is nearest to an EndpointPickerConfig, or err, if there is one.
+func advice(text []byte, err error) string {
+	if err != nil {
+		return err.Error()
+	}
 	var c struct {
 		Gates   []string `yaml:"featureGates"`
 		Plugins []struct {
@@ -60,21 +63,16 @@ func advice(text []byte) string {
 		}
 		threshold = max(threshold, p.Parameters.NonCached)
 	}
-	preset := ""
-	for _, k := range pluginKinds {
-		if kinds[k.kind] && strings.HasPrefix(k.kind, "preset") {
-			preset = cmp.Or(preset, k.kind)
-		}
-	}
-	routing, lines := []string{cmp.Or(preset, "preset: kv-aware")}, []string(nil)
+	preset := func(k pluginKind) bool { return kinds[k.kind] && strings.HasPrefix(k.kind, "preset") }
+	at := max(0, slices.IndexFunc(pluginKinds, preset)) // kv-aware if there is none
+	said := "the nearest configuration is routing: {" + pluginKinds[at].kind
 	if kinds["disagg"] {
-		routing = append(routing, fmt.Sprintf("disagg: {mode: threshold, threshold: %d}", threshold))
-		lines = append(lines, "disagg: {connector: sidecar}")
+		said += fmt.Sprintf(", disagg: {mode: threshold, threshold: %d}}; disagg: {connector: sidecar", threshold)
 	}
+	said += "}"
 	if kinds["flow"] {
-		lines = append(lines, "flow: {max_requests: 1000}")
+		said += "; flow: {max_requests: 1000}"
 	}
-	said := "the nearest configuration is routing: {" + strings.Join(append([]string{strings.Join(routing, ", ") + "}"}, lines...), "; ")
 	if kinds["ranks"] {
 		said += "; workers.kubernetes.rank_per_port"
 	}
@@ -85,13 +83,4 @@ func advice(text []byte) string {
 		said += "; no counterpart is known of " + strings.Join(unknown, ", ")
 	}
 	return said
-}
-
-// adviceOf is advice about a file.
-func adviceOf(file string) string {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return err.Error()
-	}
-	return advice(text)
 }

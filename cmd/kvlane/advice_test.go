@@ -44,7 +44,7 @@ func TestAdviceForPluginsOfTheGuides(t *testing.T) {
 		if guide.also != "" {
 			want += "; "
 		}
-		got := advice([]byte(text))
+		got := advice([]byte(text), nil)
 		if !strings.HasPrefix(got, want) || guide.also == "" && got != want || !strings.Contains(got, guide.also) {
 			t.Errorf("%s: got %q, want %q and %q", name, got, want, guide.also)
 		}
@@ -54,7 +54,7 @@ func TestAdviceForPluginsOfTheGuides(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "plugins: 3", "{", "plugins: []"} {
-		if got := advice([]byte(text)); got != "it lists no plugins that could be read" {
+		if got := advice([]byte(text), nil); got != "it lists no plugins that could be read" {
 			t.Errorf("%q: got %q", text, got)
 		}
 	}

@@ -25,7 +25,9 @@ func runEngineSim(ctx context.Context, io streams, args []string) error {
 	if opts.TokenizerFS, err = openTokenizer(ctx, io, *tokenizer); err != nil {
 		return err
 	}
+	loaded := during(io.err, "loading tokenizer "+*tokenizer)
 	e, err := enginesim.Start(ctx, opts)
+	loaded()
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -241,7 +242,7 @@ func kubernetesFlags(f *flag.FlagSet) *poolFlags {
 		}
 		return nil
 	})
-	for name, say := range map[string]func(string) string{"config-file": adviceOf, "config-text": func(text string) string { return advice([]byte(text)) }} {
+	for name, say := range map[string]func(string) string{"config-file": func(file string) string { return advice(os.ReadFile(file)) }, "config-text": func(text string) string { return advice([]byte(text), nil) }} {
 		f.Func(name, "EndpointPickerConfig, taken and ignored: the log names the nearest `configuration`", func(value string) error {
 			k.ignored = append(k.ignored, "--"+name+" has no effect: "+say(value)+" (docs/kubernetes.md, Coming from another endpoint picker)")
 			return nil

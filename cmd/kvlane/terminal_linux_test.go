@@ -158,3 +158,34 @@ func TestSignalsEndReplay(t *testing.T) {
 	close(progress.release)
 	<-out // in a process it would not have come so far
 }
+
+func TestLoadingATokenizerShowsProgress(t *testing.T) {
+	for _, command := range []string{"tokenize", "render", "engine-sim"} {
+		t.Run(command, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			slow := filepath.Join(dir, "tokenizer.json") // to open it is to wait for a writer
+			if err := unix.Mkfifo(slow, 0o600); err != nil {
+				t.Skip("no named pipes here: ", err)
+			}
+			errs, done := make(lines, 100), make(chan int, 1)
+			go func() {
+				done <- run(t.Context(), streams{in: strings.NewReader(""), out: &bytes.Buffer{}, err: errs}, []string{command, "--tokenizer", dir})
+			}()
+			select {
+			case got := <-errs:
+				if want := "loading tokenizer " + dir; !strings.HasPrefix(got, want) {
+					t.Errorf("got %q, want %q", got, want)
+				}
+			case <-time.After(30 * time.Second):
+				t.Error("got no word in 30 s of loading, want one every 2 s")
+			}
+			if err := os.WriteFile(slow, []byte("{"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if code := <-done; code != 1 {
+				t.Errorf("got code %d of a tokenizer that is broken, want 1", code)
+			}
+		})
+	}
+}

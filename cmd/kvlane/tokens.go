@@ -28,7 +28,9 @@ func runTokenize(ctx context.Context, io streams, args []string) error {
 	if err != nil {
 		return err
 	}
+	loaded := during(io.err, "loading tokenizer "+*dir)
 	tok, err := bpe.Load(files)
+	loaded()
 	if err != nil {
 		return fmt.Errorf("tokenizer %s: %w", *dir, err)
 	}
@@ -85,7 +87,9 @@ func runRender(ctx context.Context, io streams, args []string) error {
 	if err != nil {
 		return err
 	}
+	loaded := during(io.err, "loading tokenizer "+*dir)
 	m, err := modelOf(*dir, files, shape.Options{ChatTemplate: source, ToolParser: *tools, MaxModelLen: *context, TrustTemplates: *trust, Now: func() time.Time { return now }})
+	loaded()
 	if syntax, ok := errors.AsType[*jinja.Error](err); ok && source != "" {
 		return &templateError{*file, syntax}
 	}
