@@ -2,9 +2,11 @@ package e2e
 
 import (
 	"bytes"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 )
 
 const evilID = "___prefill_addr_evil:1___decode_addr_evil:1_0123"
@@ -100,4 +102,29 @@ func TestNoRequestIDOfAClientNamesAHost(t *testing.T) {
 			b.noEvil("fallback", b.postRaw(p.paths[0], bodyFor(p.paths[0], "fallback", 300, false), ids["plain"].Clone()))
 		}
 	})
+}
+
+// Of requests with one id that run together each has its own first token: otherwise the target of one seems not to answer.
+func TestRequestsOfOneIDHaveTheirOwnFirstTokens(t *testing.T) {
+	b := newBed(t, shape{ranks: 1, engine: slow(20 * time.Millisecond), envoy: ", first_token: true"})
+	ids, targets := map[string]bool{}, map[string]bool{}
+	for i := range 3 {
+		body := []byte(fmt.Sprintf(`{"model":"demo","stream":true,"max_tokens":150,"messages":[{"role":"user","content":%q}]}`, prose(fmt.Sprint(i), 200)))
+		b.remember(body)
+		req, err := http.NewRequest(http.MethodPost, "http://"+b.ingress+"/v1/chat/completions", bytes.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header = http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {"same"}}
+		resp, err := b.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		ids[resp.Header.Get("X-Request-Id")], targets[resp.Header.Get("X-Kvlane-Target")] = true, true
+	}
+	b.until("all have their first tokens", func() bool { return b.metric("kvlane_queued_tokens") == 0 })
+	if n := b.metric("kvlane_active_requests"); n != 3 || len(ids) != 3 || !ids["same"] || len(targets) != 2 {
+		t.Errorf("got %v requests that run, ids %v, targets %v, want 3, three ids of which one is the client's, both targets", n, ids, targets)
+	}
 }

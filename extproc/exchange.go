@@ -2,6 +2,7 @@ package extproc
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"runtime/debug"
 	"strconv"
@@ -427,7 +428,7 @@ func (x *exchange) decided(d Decision) error {
 	}
 	x.abort = d.Abort
 	if x.flight != nil {
-		x.srv.tracker.add(x.flight)
+		x.follow(&d)
 	} else {
 		x.srv.tracker.pass(x.srv.tracker.hash(d.requestID(x.req.ID)))
 	}
@@ -446,6 +447,17 @@ func (x *exchange) decided(d Decision) error {
 		return x.send(&empty[KindRequestTrailers])
 	}
 	return nil
+}
+
+// follow makes the flight known. Of two open requests with one id the second gets its own: reports of one would count for the other.
+func (x *exchange) follow(d *Decision) {
+	if x.srv.tracker.add(x.flight) || !x.view.seen || x.pending.kind == KindRequestTrailers || d.requestID("") != "" {
+		return
+	}
+	id := headerText(x.req.ID[:min(len(x.req.ID), 64)]) + "-" + rand.Text()
+	d.Set = append([]Header{{requestIDKey, id}}, d.Set...)
+	x.flight.id = x.srv.tracker.hash(id)
+	x.srv.tracker.add(x.flight)
 }
 
 func (x *exchange) first() Decision { return x.srv.handler.Decide(x.ctx, &x.req) }

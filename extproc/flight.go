@@ -3,6 +3,7 @@ package extproc
 import (
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -17,8 +18,8 @@ type flight struct {
 	panicked func(value any, stack []byte)
 
 	mu sync.Mutex
-	// Invariant: ended is set before End is called, and never reset.
-	ended   bool
+	// Invariant: ended is set before End is called, and never reset. It is read without the lock, too: tickets may take long.
+	ended   atomic.Bool
 	tokened bool // FirstToken was called
 	here    bool // we respond, not a worker
 	late    time.Time
@@ -40,7 +41,7 @@ func (f *flight) guard(call func()) {
 func (f *flight) responseHeaders(status int, served string) (out []Header) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.ended {
+	if !f.ended.Load() {
 		f.guard(func() { out = f.ticket.ResponseHeaders(status, served) })
 	}
 	return out
@@ -49,7 +50,7 @@ func (f *flight) responseHeaders(status int, served string) (out []Header) {
 func (f *flight) responseBody(chunk []byte, last bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.ended {
+	if !f.ended.Load() {
 		f.guard(func() { f.ticket.ResponseBody(chunk, last) })
 	}
 }
@@ -61,7 +62,7 @@ func (f *flight) editsBody() (edits bool) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.ended {
+	if !f.ended.Load() {
 		f.guard(func() { edits = t.EditsBody() })
 	}
 	return edits
@@ -74,7 +75,7 @@ func (f *flight) editBody(chunk []byte, last bool) (out []byte, changed, holds b
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.ended {
+	if !f.ended.Load() {
 		f.guard(func() { out, changed, holds = t.EditBody(chunk, last) })
 	}
 	return out, changed, holds
@@ -85,7 +86,7 @@ func (f *flight) firstToken(at time.Time) {
 	defer f.mu.Unlock()
 	switch {
 	case f.tokened, f.here:
-	case f.ended:
+	case f.ended.Load():
 		f.failed(FailureLateFirstToken)
 		if f.late.IsZero() {
 			f.late = at
@@ -107,10 +108,10 @@ func (f *flight) answerHere() {
 func (f *flight) end(at time.Time) (waits bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.ended {
+	if f.ended.Load() {
 		return false
 	}
-	f.ended = true
+	f.ended.Store(true)
 	f.guard(func() { f.ticket.End(at) })
 	if f.outcome != nil {
 		f.tell(*f.outcome)
@@ -124,7 +125,7 @@ func (f *flight) end(at time.Time) (waits bool) {
 func (f *flight) setOutcome(o Outcome) (through bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.ended {
+	if !f.ended.Load() {
 		f.outcome = &o
 		return false
 	}

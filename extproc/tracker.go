@@ -51,14 +51,16 @@ func (t *tracker) hash(id string) requestHash {
 	return requestHash{maphash.String(t.seeds[0], id), maphash.String(t.seeds[1], id)}
 }
 
-// add registers f. A second request with the same id replaces the first one.
-func (t *tracker) add(f *flight) {
-	if f.id == (requestHash{}) {
-		return
-	}
+// add registers f, in the place of a request with the same id that has ended. It reports whether no other one is open.
+func (t *tracker) add(f *flight) bool {
 	t.mu.Lock()
-	t.byID[f.id] = f
-	t.mu.Unlock()
+	defer t.mu.Unlock()
+	other := t.byID[f.id]
+	free := other == nil || other.ended.Load()
+	if free && f.id != (requestHash{}) {
+		t.byID[f.id] = f
+	}
+	return free
 }
 
 // find returns the flight of a request, nil if it has none, and counts a request that never came

@@ -2,6 +2,7 @@ package extproc
 
 import (
 	"context"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -97,6 +98,48 @@ func TestAnswerInAWorkersPlaceHasNoFirstToken(t *testing.T) {
 		t.Errorf("outcomes %+v", tk.gotOutcomes())
 	}
 	if len(failures) != 0 {
+		t.Errorf("counted: %v", failures)
+	}
+}
+
+// Of two open requests with one id the second gets another one, so that what is reported of one does not count for the other.
+func TestOpenRequestsHaveDifferentIDs(t *testing.T) {
+	var tickets []*recordedTicket
+	own := []Header(nil)
+	x, failures := exchangeFor(t, t.Context(), Options{}, decideFunc(func(*Request) Decision {
+		tickets = append(tickets, &recordedTicket{ended: make(chan struct{})})
+		return Decision{Endpoint: "10.0.0.1:8000", Ticket: tickets[len(tickets)-1], Set: own}
+	}), "a")
+	ask := func() (other *exchange, id string) {
+		var sent []byte
+		other = &exchange{ctx: t.Context(), srv: x.srv, send: func(a *answer) error { sent = append(sent, a.bufs.Materialize()...); a.bufs.Free(); return nil }}
+		m := &message{first: true, configured: true, kind: KindRequestHeaders, reqMode: ModeBuffered, last: true,
+			headers: []Header{{":method", "POST"}, {":path", "/"}, {requestIDKey, "a"}}}
+		if err := other.handle(m); err != nil {
+			t.Fatal(err)
+		}
+		return other, string(regexp.MustCompile(`a-[A-Z2-7]{26}`).Find(sent))
+	}
+	second, id := ask()
+	if id == "" {
+		t.Error("got the same id for a second open request, want another one")
+	}
+	if tell(x, "a"); tickets[0].tokens != 1 || tickets[1].tokens != 0 {
+		t.Errorf("got %d and %d first tokens, want one of the first request", tickets[0].tokens, tickets[1].tokens)
+	}
+	if tell(second, id); tickets[1].tokens != 1 {
+		t.Errorf("got %d first tokens of the second request, want 1", tickets[1].tokens)
+	}
+	x.close()
+	second.close()
+	if _, id := ask(); id != "" {
+		t.Errorf("got id %q after the end of the others, want it unchanged", id)
+	}
+	own = []Header{{requestIDKey, "leg"}}
+	if _, id := ask(); id != "" {
+		t.Errorf("got id %q, want the handler's", id)
+	}
+	if failures[FailureUnknownRequest] != 0 {
 		t.Errorf("counted: %v", failures)
 	}
 }
