@@ -146,7 +146,7 @@ func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 		case ctx.Err() != nil:
 			d.metrics.Requests.WithLabelValues(w.entry.API, "unrouted").Inc()
 			d.decisions.Add(w.entry)
-			return extproc.Decision{Ticket: w.ticket(p)}, nil //nolint:nilerr // the ticket's End releases
+			return extproc.Decision{Ticket: w.ticket(p)}, nil // the ticket's End releases
 		case f.Outcome == disagg.Refused:
 			w.release(&p.plan)
 			w.tookLeg()
