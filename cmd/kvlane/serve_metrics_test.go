@@ -45,7 +45,7 @@ func TestProtocolMetricsKnowEveryModeAndKind(t *testing.T) {
 func TestServerHasTheConfigurationsBounds(t *testing.T) {
 	t.Parallel()
 	c, err := config.Parse("k.yaml", []byte(`limits: {max_body: 1MiB, bodies_in_flight: {count: 3, bytes: 7MiB}, max_streams: 5}
-envoy: {stall_timeout: 4s, message_timeout: 90s}
+envoy: {stall_timeout: 4s, message_timeout: 250s}
 tenants: {salt_header: x-tenant}
 disagg: {connector: p2p-nccl}
 `))
@@ -56,10 +56,10 @@ disagg: {connector: p2p-nccl}
 	if o.BodyLimit != 1<<20 || o.MaxBodies != 3 || o.MaxBodyBytes != 7<<20 || o.MaxStreams != 5 {
 		t.Errorf("got %d bytes of a body, %d bodies of %d bytes, %d streams, want 1 MiB, 3 of 7 MiB, 5", o.BodyLimit, o.MaxBodies, o.MaxBodyBytes, o.MaxStreams)
 	}
-	if o.ExtendTimeout != 90*time.Second || o.ExtendAfter != time.Second || o.LateTickets >= 0 {
-		t.Errorf("got %v more asked for after %v, %d late tickets, want 90 s after 1 s, and none without an access log", o.ExtendTimeout, o.ExtendAfter, o.LateTickets)
+	if o.ExtendTimeout != 250*time.Second || o.ExtendAfter != time.Second || o.LateTickets >= 0 {
+		t.Errorf("got %v more asked for after %v, %d late tickets, want 250 s after 1 s, and none without an access log", o.ExtendTimeout, o.ExtendAfter, o.LateTickets)
 	}
-	if want := append(steering.AtKvlane(), "x-tenant"); !slices.Equal(o.ControlHeaders, want) {
+	if want := append(steering.AtKvlane(), "x-tenant", "x-cache-salt"); !slices.Equal(o.ControlHeaders, want) {
 		t.Errorf("got %q removed, want %q", o.ControlHeaders, want)
 	}
 	if o.RequestID == nil || o.RequestID("fine") == "fine" {
