@@ -64,3 +64,28 @@ func TestAClientLeavesWhileItsBodyIsEdited(t *testing.T) {
 		}, func() int64 { return int64(p.router.Live()) })
 	})
 }
+
+// Adding ids to a body ends with its client too: the copy that would be made is as large as the prompt.
+func TestIDsAreNotAddedForAClientThatIsGone(t *testing.T) {
+	b := newBench(t, "", worker("a", 0))
+	b.fleet.Model("demo").Config.HandIDs = true
+	ask := func(ctx context.Context) extproc.Decision {
+		d := b.Decide(ctx, b.request("/v1/completions", completion(40, "")))
+		if d.Ticket != nil {
+			d.Ticket.End(time.Now())
+		}
+		return d
+	}
+	if d := ask(t.Context()); !bytes.Contains(d.Body, []byte(`"prompt":[`)) {
+		t.Fatalf("got %s, want ids in the place of the text", d.Body)
+	}
+	for looks := range 100 { // the first request that is routed ends while ids are added
+		if d := ask(&late{context.Background(), looks}); d.Endpoint != "" {
+			if d.Body != nil {
+				t.Errorf("after %d looks: got ids added, want the body as it came", looks)
+			}
+			return
+		}
+	}
+	t.Error("got no request routed in 100 looks")
+}
