@@ -13,7 +13,7 @@ import (
 
 // Cache holds parts of earlier requests, of all models. It is safe for concurrent use.
 type Cache struct {
-	limit int64
+	limit atomic.Int64 // read without the lock, too
 	seed  maphash.Seed
 
 	mu      sync.Mutex
@@ -93,7 +93,8 @@ func (c *Cache) SetLimit(limit int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	dropped := int(limit / 8)
-	c.limit, c.texts.Limit, c.ids.Limit = limit-int64(dropped), dropped/2, dropped/2/4
+	c.texts.Limit, c.ids.Limit = dropped/2, dropped/2/4
+	c.limit.Store(limit - int64(dropped))
 	for k := range kinds {
 		c.fit(k)
 	}
@@ -153,10 +154,10 @@ func (c *Cache) resize(e *entry) {
 // fit evicts what exceeds the limits of a kind and of all.
 func (c *Cache) fit(k kind) {
 	of := &c.kinds[k]
-	for of.bytes > c.limit*shares[k]/16 && of.recent.Len() > 0 {
+	for of.bytes > c.limit.Load()*shares[k]/16 && of.recent.Len() > 0 {
 		c.drop(of.oldest())
 	}
-	for c.bytes > c.limit {
+	for c.bytes > c.limit.Load() {
 		var oldest *entry
 		for k := range c.kinds {
 			if e := c.kinds[k].oldest(); e != nil && (oldest == nil || e.used < oldest.used) {

@@ -227,12 +227,12 @@ func checkAccounts(t *testing.T, c *Cache) {
 				t.Errorf("got %d readers of an entry, want 0", e.readers)
 			}
 		}
-		if total += sum; sum != c.kinds[k].bytes || sum > c.limit*shares[k]/16 {
-			t.Errorf("kind %d: got %d bytes counted, want the %d of its entries, at most %d", k, c.kinds[k].bytes, sum, c.limit*shares[k]/16)
+		if total += sum; sum != c.kinds[k].bytes || sum > c.limit.Load()*shares[k]/16 {
+			t.Errorf("kind %d: got %d bytes counted, want the %d of its entries, at most %d", k, c.kinds[k].bytes, sum, c.limit.Load()*shares[k]/16)
 		}
 	}
-	if total != c.bytes || total > c.limit {
-		t.Errorf("got %d bytes counted, want %d, at most %d", c.bytes, total, c.limit)
+	if total != c.bytes || total > c.limit.Load() {
+		t.Errorf("got %d bytes counted, want %d, at most %d", c.bytes, total, c.limit.Load())
 	}
 	for _, e := range c.entries {
 		if !live[e] {

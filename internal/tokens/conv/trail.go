@@ -136,7 +136,7 @@ func (c *Cache) keep(e *entry, f *known, shared, fresh []mark, text []byte, ids 
 	}
 	from := last
 	last = fresh[len(fresh)-1]
-	if last.end > maxBlocks*block || e.kind == chats && int64(last.end) > c.limit/longest {
+	if last.end > maxBlocks*block || e.kind == chats && int64(last.end) > c.limit.Load()/longest {
 		return f.entry, from
 	}
 	digests, ids = digests[:min(len(digests), last.end/block)], ids[:min(len(ids), last.at)]

@@ -68,7 +68,7 @@ func (c *Cache) Parse(t *Turn, api body.API, raw []byte) error {
 		t.whole, t.Request = e, &e.body.request
 		return nil
 	}
-	if again && int64(len(raw)) <= c.limit/longest {
+	if again && int64(len(raw)) <= c.limit.Load()/longest {
 		return c.keepBody(t, key, api, raw)
 	}
 	return c.parseChat(t, api, raw)
