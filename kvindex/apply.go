@@ -95,6 +95,7 @@ func (x *Index) apply(s Slot, e *Event) error {
 	case Cleared:
 		x.counters.cleared++
 		x.clearSlowly(s)
+		x.dropWindows(s) // the engine may have restarted with others
 		return nil
 	default:
 		return ErrKind
@@ -103,6 +104,9 @@ func (x *Index) apply(s Slot, e *Event) error {
 
 func (x *Index) store(s Slot, e *Event) error {
 	st := &x.slots[s]
+	if e.Window > 0 || st.windows.index(e.Group) >= 0 {
+		return x.storeWindow(s, e)
+	}
 	if !st.hasGroup {
 		st.group, st.hasGroup = e.Group, true
 	}
@@ -152,6 +156,9 @@ func (x *Index) store(s Slot, e *Event) error {
 		c, media = x.hasher.withMedia(c, media, i*size, i*size+size, 0)
 		h = x.hasher.chain(h, c)
 		x.own[i] = uint64(h)
+	}
+	if st.windows != nil {
+		x.learnNames(s, names, x.own)
 	}
 	return x.storeChain(s, e.Tier, e.Group, parent, names, x.own)
 }
@@ -494,6 +501,10 @@ func (x *Index) storePlaceholders(s Slot, e *Event) error {
 
 func (x *Index) remove(s Slot, e *Event) {
 	st := &x.slots[s]
+	if group := st.windows.index(e.Group); group >= 0 {
+		x.removeWindow(s, e, group)
+		return
+	}
 	if st.pages != nil {
 		x.removePages(s, e)
 		return

@@ -35,9 +35,12 @@ type Event struct {
 	Kind EventKind
 	Tier Tier
 	// Group is the engine's KV-cache group (vLLM group_idx, TensorRT-LLM layer_group_id); 0
-	// where the engine has none. Decoders drop the groups that are not main attention; equal
-	// hashes in several groups are counted separately.
+	// where the engine has none. Equal hashes in several groups are counted separately. Decoders
+	// drop the groups that are neither main attention nor have a known window.
 	Group int32
+	// Window is set in Stored events of groups with a sliding window: its length in tokens. Such
+	// an event announces the group, and has Hashes, which may be none, and BlockSize besides.
+	Window int
 	// Hashes are the blocks stored or removed, in chain order for Stored.
 	Hashes []EngineHash
 	// Parent is the block before Hashes[0]; meaningful only if HasParent.

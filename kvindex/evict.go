@@ -1,6 +1,6 @@
 package kvindex
 
-// bytes returns the index's memory: records, tables, lists of the slots, aliases and pages
+// bytes returns the index's memory: records, tables, lists of the slots, aliases, pages and windows
 // (estimated from Go's maps), and the queue of speculative credit.
 func (x *Index) bytes() int64 { return x.plainBytes() + x.loose }
 
@@ -9,7 +9,7 @@ func (x *Index) plainBytes() int64 {
 		x.postings + int64(len(x.claims.ring))*32
 }
 
-// looseBytes estimates the memory of the slot's aliases and pages.
+// looseBytes estimates the memory of the slot's aliases, pages and windows.
 func (st *slotState) looseBytes() int64 {
 	n := 0
 	if st.aliases != nil {
@@ -17,6 +17,9 @@ func (st *slotState) looseBytes() int64 {
 	}
 	if st.pages != nil {
 		n += len(st.pages.byName) * pageBytes
+	}
+	if st.windows != nil {
+		n += st.windows.bytes()
 	}
 	return int64(n)
 }
@@ -27,7 +30,7 @@ const (
 	sparedLooked = 3
 )
 
-// evict keeps the index within its byte budget. If aliases and pages take more than half of it,
+// evict keeps the index within its byte budget. If aliases, pages and windows take more than half of it,
 // the slot with most of them is cleared first: they cannot be dropped block by block, because
 // their counts would become wrong. Then a clock hand (CLOCK eviction) visits the segments: one
 // that was looked up is spared three times, a new one once; any other is dropped for all its

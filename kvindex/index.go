@@ -53,7 +53,9 @@ type Index struct {
 	byTarget  map[Target]Slot
 	// parts is, by slot, the number of index blocks in an engine block; slots past its end have
 	// 1.
-	parts    []uint32
+	parts []uint32
+	// windows is, by slot, what slotState.windows is; slots past its end have none.
+	windows  []*windows
 	postings int64 // bytes of all slots' lists
 	loose    int64 // estimated bytes of all slots' aliases and pages
 
@@ -122,6 +124,7 @@ type slotState struct {
 	guesses  guesses
 	aliases  *aliases
 	pages    *pages
+	windows  *windows
 }
 
 // New returns an empty index.
@@ -232,6 +235,7 @@ func (x *Index) Drop(s Slot) {
 func (x *Index) free(s Slot) {
 	delete(x.byTarget, x.slots[s].target)
 	x.setBlockSize(s, 0)
+	x.dropWindows(s)
 	x.slots[s] = slotState{}
 	x.freeSlots = append(x.freeSlots, s)
 }
@@ -263,6 +267,7 @@ func (x *Index) clearStep(s Slot) bool {
 	x.loose -= st.looseBytes()
 	st.aliases, st.pages = nil, nil
 	x.gate.shut()
+	x.emptyWindows(s)
 	for step := 0; step < writeStep && len(st.segments) > 0; step++ {
 		id := st.segments[len(st.segments)-1]
 		st.segments = st.segments[:len(st.segments)-1]
@@ -356,6 +361,11 @@ func (x *Index) freeSegment(id uint32) {
 		// no segment is left: release the numbers too
 		x.segments, x.freed = []handle{noRecord}, nil
 		x.claims.reset()
+		for _, w := range x.windows {
+			if w != nil {
+				x.forgetTails(w) // their claims are gone
+			}
+		}
 		x.arena.reset()
 		x.starts, x.names, x.twins, x.leaving = table{}, table{}, 0, nil
 		x.hand = 0

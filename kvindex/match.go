@@ -38,20 +38,27 @@ type Matches struct {
 // changes become visible in steps of up to 256 blocks). It allocates only to grow m, and stops
 // at the first block that no target holds together with all blocks before it.
 func (x *Index) Match(hashes []Hash, m *Matches) {
+	x.MatchPrompt(hashes, len(hashes)*x.cfg.BlockSize+1, m)
+}
+
+// MatchPrompt is Match of a prompt with this number of tokens, of which engines compute the last one in
+// any case. It matters for targets with sliding windows only: what these must hold depends on where
+// the prefix ends.
+func (x *Index) MatchPrompt(hashes []Hash, tokens int, m *Matches) {
 	if m.stripe == 0 {
 		m.stripe = x.gate.turn.Add(1)
 	}
 	if !x.gate.enter(m.stripe) {
 		x.lock()
 		defer x.unlock()
-		x.match(hashes, m)
+		x.match(hashes, tokens, m)
 		return
 	}
 	defer x.gate.leave(m.stripe) // a panic must not block writers forever
-	x.match(hashes, m)
+	x.match(hashes, tokens, m)
 }
 
-func (x *Index) match(hashes []Hash, m *Matches) {
+func (x *Index) match(hashes []Hash, tokens int, m *Matches) {
 	m.Holders, m.Blocks = m.Holders[:0], 0
 	if len(hashes) == 0 {
 		return
@@ -79,8 +86,11 @@ func (x *Index) match(hashes []Hash, m *Matches) {
 	if len(x.parts) > 0 {
 		w.wholeBlocks(x.parts)
 	}
+	if len(x.windows) > 0 {
+		w.out = x.cutToWindows(w.out, hashes, x.readable(tokens))
+	}
 	m.Holders = w.out
-	if !w.tiered && len(x.parts) == 0 {
+	if !w.tiered && len(x.parts) == 0 && len(x.windows) == 0 {
 		m.Blocks = w.longest
 		return
 	}

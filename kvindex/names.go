@@ -186,6 +186,14 @@ func (x *Index) known(s Slot, g segment, offset int) bool {
 
 // resolve returns the block that the slot holds, on any tier, under this name.
 func (x *Index) resolve(s Slot, name uint64) (place, bool) {
+	if p, ok := x.resolveEntered(s, name); ok {
+		return p, true
+	}
+	return x.findDeferred(s, name)
+}
+
+// resolveEntered is resolve without the blocks whose names are deferred.
+func (x *Index) resolveEntered(s Slot, name uint64) (place, bool) {
 	sh, at, tag := x.names.probe(mixName(name))
 	sh.prefetch(at)
 	for {
@@ -203,7 +211,7 @@ func (x *Index) resolve(s Slot, name uint64) (place, bool) {
 			return x.locate(n.canonical, n.own)
 		}
 	}
-	return x.findDeferred(s, name)
+	return 0, false
 }
 
 // locate finds a block by its name in the table and its own hash.

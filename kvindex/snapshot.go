@@ -9,15 +9,16 @@ import (
 	"hash"
 	"hash/crc64"
 	"io"
+	"maps"
 	"slices"
 )
 
 // A snapshot is a stream: the magic and the version; block size and a proof of the hash key; the
-// targets with their cursors, aliases and pages; the segments; a checksum. Numbers are unsigned
+// targets with their cursors, aliases, pages and (version 2) windows; the segments; a checksum. Numbers are unsigned
 // varints, hashes 8 bytes little endian.
 const (
 	snapshotMagic   = "KVLANEIX"
-	snapshotVersion = 1
+	snapshotVersion = 2 // 1 if no target has windows, which older replicas can read
 	maxText         = 1 << 16
 	maxItems        = 1 << 31
 	maxFreeSlots    = 1 << 16 // unused numbers below the highest slot
@@ -37,7 +38,11 @@ func (x *Index) Dump(w io.Writer, cursor func(Slot) []byte) error {
 	d := &dumper{sum: crc64.New(crcTable)}
 	d.w = bufio.NewWriterSize(io.MultiWriter(w, d.sum), 1<<16)
 	d.raw([]byte(snapshotMagic))
-	d.num(snapshotVersion)
+	version := uint64(1)
+	if len(x.windows) > 0 {
+		version = snapshotVersion
+	}
+	d.num(version)
 	d.num(uint64(x.cfg.BlockSize))
 	d.word(uint64(x.hasher.Seed("", "", "")))
 	d.num(uint64(len(x.byTarget)))
@@ -60,6 +65,9 @@ func (x *Index) Dump(w io.Writer, cursor func(Slot) []byte) error {
 		d.text(c)
 		d.aliases(st.aliases)
 		d.pages(st.pages)
+		if version == snapshotVersion {
+			d.windows(st.windows)
+		}
 	}
 	for id := range x.segments {
 		if x.alive(uint32(id)) {
@@ -216,6 +224,29 @@ func (d *dumper) pages(p *pages) {
 	}
 }
 
+// windows are the groups, the units and what their names stand for.
+func (d *dumper) windows(w *windows) {
+	if w == nil {
+		w = &windows{}
+	}
+	d.num(uint64(len(w.groups)))
+	if len(w.groups) == 0 {
+		return
+	}
+	for _, g := range w.groups {
+		d.num(uint64(uint32(g.id)))
+		d.num(uint64(g.window))
+		d.num(uint64(g.block))
+	}
+	d.units(w.units)
+	names := slices.Sorted(maps.Keys(w.names))
+	d.num(uint64(len(names)))
+	for _, n := range names {
+		d.word(n)
+		d.word(uint64(w.names[n].own))
+	}
+}
+
 // Load fills an empty index, to which no target was ever added, from a snapshot and returns the
 // cursors by slot. Block size and key must be those of the index that wrote it. After an error
 // the index is empty again.
@@ -240,7 +271,7 @@ func (x *Index) Load(r io.Reader) (map[Slot][]byte, error) {
 	if err != nil {
 		x.arena, x.segments, x.freed = arena{}, []handle{noRecord}, nil
 		x.starts, x.names, x.twins, x.leaving = table{}, table{}, 0, nil
-		x.slots, x.freeSlots, x.byTarget, x.parts = nil, nil, map[Target]Slot{}, nil
+		x.slots, x.freeSlots, x.byTarget, x.parts, x.windows = nil, nil, map[Target]Slot{}, nil, nil
 		x.postings, x.loose, x.liveBlocks = 0, 0, 0
 	}
 	x.gate.open()
@@ -324,8 +355,9 @@ func (x *Index) load(l *loader) (map[Slot][]byte, error) {
 			return nil, errors.New("not a snapshot")
 		}
 	}
-	if v := l.num(maxItems); v != snapshotVersion {
-		return nil, fmt.Errorf("version %d, want %d", v, snapshotVersion)
+	version := l.num(maxItems)
+	if version < 1 || version > snapshotVersion {
+		return nil, fmt.Errorf("version %d, want at most %d", version, snapshotVersion)
 	}
 	if v := l.num(maxItems); v != uint64(x.cfg.BlockSize) {
 		return nil, fmt.Errorf("block size %d, want %d", v, x.cfg.BlockSize)
@@ -369,6 +401,9 @@ func (x *Index) load(l *loader) (map[Slot][]byte, error) {
 		}
 		l.aliases(st)
 		l.pages(st)
+		if version == snapshotVersion {
+			l.windows(x, s)
+		}
 		x.loose += st.looseBytes()
 	}
 	for l.err == nil {
@@ -430,6 +465,33 @@ func (l *loader) pages(st *slotState) {
 		if l.err == nil {
 			p.add(q)
 		}
+	}
+}
+
+// windows reads what dumper.windows writes.
+func (l *loader) windows(x *Index, s Slot) {
+	for n := l.num(maxWindowGroups); n > 0 && l.err == nil; n-- {
+		e := Event{Group: int32(l.num(1<<32 - 1)), Window: int(l.num(maxItems)), BlockSize: int(l.num(1 << 20))}
+		if _, err := x.announce(s, &e); l.err == nil && err != nil {
+			l.failf("group %d: %w", e.Group, err)
+		}
+	}
+	w := x.slots[s].windows
+	if w == nil || l.err != nil {
+		return
+	}
+	units := l.units()
+	own := map[uint64]Hash{}
+	for n := l.num(maxItems); n > 0 && l.err == nil; n-- {
+		own[l.word()] = Hash(l.word())
+	}
+	for u, n := range units {
+		place := w.index(u.group)
+		if place < 0 {
+			l.failf("block of group %d, which has no window", u.group)
+			return
+		}
+		w.add(u, n, own[u.name], 1<<place)
 	}
 }
 

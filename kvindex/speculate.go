@@ -80,9 +80,14 @@ func (q *claimQueue) take(number uint64) (claim, bool) {
 // credit, unless another change was running: then at the latest when that one has been made.
 // While prompts of MaxSpeculative blocks wait so, further ones get no credit.
 func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) Credit {
+	return x.SpeculatePrompt(s, hashes, len(hashes)*x.cfg.BlockSize+1, now)
+}
+
+// SpeculatePrompt is Speculate of a prompt with this number of tokens. See MatchPrompt.
+func (x *Index) SpeculatePrompt(s Slot, hashes []Hash, tokens int, now time.Time) Credit {
 	if x.tryLock() {
 		defer x.unlock()
-		return x.speculate(s, hashes, now)
+		return x.speculate(s, hashes, tokens, now)
 	}
 	n := int64(len(hashes))
 	if x.handedBlocks.Add(n) > int64(x.cfg.MaxSpeculative) {
@@ -93,13 +98,13 @@ func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) Credit {
 	c := &change{}
 	c.apply = func() {
 		defer x.handedBlocks.Add(-n)
-		c.credit = x.speculate(s, own, now)
+		c.credit = x.speculate(s, own, tokens, now)
 	}
 	x.handOver(c)
 	return Credit{handed: c}
 }
 
-func (x *Index) speculate(s Slot, hashes []Hash, now time.Time) Credit {
+func (x *Index) speculate(s Slot, hashes []Hash, tokens int, now time.Time) Credit {
 	if int(s) >= len(x.slots) || !x.slots[s].inUse || len(hashes) > x.cfg.MaxSpeculative {
 		return Credit{}
 	}
@@ -125,6 +130,9 @@ func (x *Index) speculate(s Slot, hashes []Hash, now time.Time) Credit {
 		}
 		last, n = x.claimFresh(s, last, hashes[at:at+n], expires)
 		at += n
+	}
+	if x.slots[s].windows != nil {
+		x.claimTail(s, hashes[:min(len(hashes), x.readable(tokens))], expires)
 	}
 	end := x.claims.next()
 	x.evict()
@@ -218,10 +226,14 @@ func (x *Index) claim(s Slot, id uint32, start, end int, expires int64) {
 	x.revive(g, start, end)
 	x.hold(id, s, speculative, start, end)
 	x.gate.open()
+	x.pushClaim(claim{expires: expires, segment: id, generation: x.generation(id), slot: s, start: uint16(start), end: uint16(end)})
+}
+
+func (x *Index) pushClaim(c claim) {
 	if x.claims.length == 0 {
-		x.due.Store(expires)
+		x.due.Store(c.expires)
 	}
-	x.claims.push(claim{expires: expires, segment: id, generation: x.generation(id), slot: s, start: uint16(start), end: uint16(end)})
+	x.claims.push(c)
 }
 
 // since is the time since origin, in nanoseconds. It is monotonic where now is: a step of the
@@ -256,6 +268,9 @@ func (x *Index) expire(now int64, limit int) {
 
 // unclaim removes the credit of the claim of a number except for blocks that events have confirmed.
 func (x *Index) unclaim(number uint64, c claim) {
+	if c.end == tailMark && number >= x.slots[c.slot].claimsFrom {
+		x.unclaimTail(number, c)
+	}
 	if c.start == c.end || number < x.slots[c.slot].claimsFrom || !x.alive(c.segment) || x.generation(c.segment) != c.generation {
 		return
 	}

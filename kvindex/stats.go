@@ -40,6 +40,8 @@ type TargetStats struct {
 	// name that differs from the fleet's. Pages counts engine blocks smaller than the index's.
 	Aliases int `json:"aliases"`
 	Pages   int `json:"pages"`
+	// Windows counts blocks in groups with sliding windows.
+	Windows int `json:"windows"`
 }
 
 // Stats returns sizes and counts. It blocks writers, not lookups.
@@ -76,6 +78,9 @@ func (x *Index) Stats() Stats {
 		}
 		if st.pages != nil {
 			t.Pages = len(st.pages.byName)
+		}
+		if st.windows != nil {
+			t.Windows = len(st.windows.names)
 		}
 		for _, n := range t.Held {
 			s.HolderBlocks += n

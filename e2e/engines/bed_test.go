@@ -185,6 +185,7 @@ type answer struct {
 	matched, cached int
 	prompt          int
 	ids             []uint32
+	made            []int // the answer's ids, if asked for
 	text            string
 }
 
@@ -235,6 +236,7 @@ func (b *bed) post(path string, body map[string]any) answer {
 			} `json:"message"`
 			Text      string   `json:"text"`
 			PromptIDs []uint32 `json:"prompt_token_ids"`
+			IDs       []int    `json:"token_ids"`
 		} `json:"choices"`
 		Usage tokenCounts `json:"usage"`
 		Meta  tokenCounts `json:"meta_info"`
@@ -248,7 +250,7 @@ func (b *bed) post(path string, body map[string]any) answer {
 	a.prompt = u.Prompt + u.Input + u.Read + u.Created + got.Meta.Prompt
 	a.cached = u.Details.Cached + u.InputDetails.Cached + u.Read + got.Meta.Cached
 	if len(got.Choices) > 0 {
-		a.text = got.Choices[0].Message.Content + got.Choices[0].Text
+		a.text, a.made = got.Choices[0].Message.Content+got.Choices[0].Text, got.Choices[0].IDs
 		if len(a.ids) == 0 {
 			a.ids = got.Choices[0].PromptIDs
 		}

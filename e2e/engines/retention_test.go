@@ -2,28 +2,35 @@ package engines
 
 import (
 	"encoding/json"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"testing"
 )
 
-// TestVLLMWindows shows which blocks vLLM keeps for layers with a sliding window, on a model with windows of 64 tokens: by
-// default only the last window of a prompt, and of a beginning that a second prompt shared. With an interval of one block it
-// keeps all, and serves what Kvlane predicts.
+// retentions are the ways in which vLLM keeps blocks of layers with a sliding window: by default only the last window of a prompt,
+// and of a beginning that a second prompt shared; with an interval of one block all of them.
+var retentions = []struct {
+	name    string
+	further []string
+	cached  [4]int // tokens of the steps of TestVLLMWindows
+}{
+	{"the default", []string{}, [4]int{192, 320, 0, 96}},
+	{"an interval of a block", []string{"--prefix-cache-retention-interval", strconv.Itoa(vllm.block)}, [4]int{288, 320, 96, 96}},
+}
+
+// hybrid is a model with windows of 64 tokens in some layers.
+func hybrid(blocks int, further []string) *kind {
+	k := *vllm
+	k.model, k.further, k.blocks = "hybrid", further, blocks
+	return &k
+}
+
+// TestVLLMWindows shows which blocks vLLM keeps for layers with a sliding window, and that Kvlane predicts what they serve.
 func TestVLLMWindows(t *testing.T) {
-	for _, c := range []struct {
-		name            string
-		further         []string
-		next, branch    int // cached tokens of the next turn, and of a prompt that branches
-		nextTurn, later int // Kvlane's prediction for them
-	}{
-		{"the default", []string{}, 192, 0, 288, 96},
-		{"an interval of a block", []string{"--prefix-cache-retention-interval", strconv.Itoa(vllm.block)}, 288, 96, 288, 96},
-	} {
+	for _, c := range retentions {
 		t.Run(c.name, func(t *testing.T) {
-			k := *vllm
-			k.model, k.further, k.blocks = "hybrid", c.further, 256
-			b := newBed(t, &k)
+			b := newBed(t, hybrid(256, c.further))
 			prompt := spread("windows", 200)
 			status, answer := b.ask("POST", "/v1/completions", encode(completion(prompt, "max_tokens", 100, "ignore_eos", true, "return_token_ids", true)))
 			var got struct {
@@ -35,22 +42,74 @@ func TestVLLMWindows(t *testing.T) {
 				t.Fatalf("got %d %s, %v, want 100 tokens", status, answer, err)
 			}
 			other := spread("other words", 150)
-			for _, step := range []struct {
-				name              string
-				prompt            []int
-				predicted, cached int
+			for i, step := range []struct {
+				name   string
+				prompt []int
 			}{
-				{"the next turn", slices.Concat(prompt, got.Choices[0].IDs, other[:50]), c.nextTurn, c.next},
-				{"the same again", slices.Concat(prompt, got.Choices[0].IDs, other[:50]), 320, 320},
-				{"a branch", slices.Concat(prompt[:100], other), c.later, c.branch},
-				{"another at the same place", slices.Concat(prompt[:100], other[20:]), 96, 96},
+				{"the next turn", slices.Concat(prompt, got.Choices[0].IDs, other[:50])},
+				{"the same again", slices.Concat(prompt, got.Choices[0].IDs, other[:50])},
+				{"a branch", slices.Concat(prompt[:100], other)},
+				{"another at the same place", slices.Concat(prompt[:100], other[20:])},
 			} {
-				b.settle()
-				a := b.post("/v1/completions", completion(step.prompt))
-				t.Logf("%-26s %3d prompt tokens, %3d predicted, %3d cached by the engine", step.name, a.prompt, a.matched, a.cached)
-				if a.matched != step.predicted || a.cached != step.cached {
-					t.Errorf("%s: got %d predicted and %d cached, want %d and %d", step.name, a.matched, a.cached, step.predicted, step.cached)
+				if a := b.predicted(step.name, "/v1/completions", completion(step.prompt)); a.cached != c.cached[i] {
+					t.Errorf("%s: got %d cached tokens, want %d", step.name, a.cached, c.cached[i])
 				}
+			}
+		})
+	}
+}
+
+// TestVLLMWindowsRandom sends turns with answers, branches and repeats to a pool that they fill many times, and compares every
+// prediction.
+func TestVLLMWindowsRandom(t *testing.T) {
+	const requests = 250
+	for _, c := range retentions {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBed(t, hybrid(120, c.further))
+			r := rand.New(rand.NewPCG(16, 64))
+			fresh := func(n int) []int {
+				ids := make([]int, n)
+				for i := range ids {
+					ids[i] = 2000 + r.IntN(5000)
+				}
+				return ids
+			}
+			var prompts, told [][]int // told has the answers, too
+			equal, above, hits := 0, 0, 0
+			for n := range requests {
+				prompt := fresh(1 + r.IntN(400))
+				if old := len(told); old > 0 {
+					i := max(0, old-1-r.IntN(12))
+					switch r.IntN(10) {
+					case 0, 1, 2, 3:
+						prompt = slices.Concat(told[i], fresh(1+r.IntN(80)))
+					case 4, 5:
+						prompt = slices.Concat(told[i][:1+r.IntN(len(told[i]))], fresh(1+r.IntN(150)))
+					case 6:
+						prompt = prompts[i]
+					case 7:
+						prompt = told[i][:len(told[i])/b.block*b.block] // whole blocks
+					}
+				}
+				prompt = prompt[:min(len(prompt), contextOf-150)]
+				b.settle()
+				a := b.post("/v1/completions", completion(prompt, "max_tokens", 1+r.IntN(100), "ignore_eos", true, "return_token_ids", true))
+				prompts, told = append(prompts, prompt), append(told, slices.Concat(prompt, a.made))
+				if a.matched == a.cached {
+					equal++
+				} else {
+					t.Logf("request %d: %d prompt tokens, %d predicted, %d cached by the engine", n, a.prompt, a.matched, a.cached)
+				}
+				if a.matched > a.cached {
+					above++
+				}
+				if a.cached > 0 {
+					hits++
+				}
+			}
+			t.Logf("%d of %d requests were predicted, %d too high; %d found something cached", equal, requests, above, hits)
+			if equal < requests || hits < requests/4 {
+				t.Errorf("got %d equal predictions (%d too high) and %d hits of %d requests", equal, above, hits, requests)
 			}
 		})
 	}

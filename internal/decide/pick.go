@@ -227,7 +227,7 @@ func (w *work) speculate(slot kvindex.Slot) kvindex.Credit {
 	if e := w.d.fleet.View().Endpoint(slot); e != nil && w.tokens.differ(e) {
 		return kvindex.Credit{}
 	}
-	return w.d.fleet.Speculate(slot, w.s.hashes, w.clock)
+	return w.d.fleet.Speculate(slot, w.s.hashes, w.tokens.n, w.clock)
 }
 
 // ttftHeader is a request's target for the time to its first token, in milliseconds. Any client

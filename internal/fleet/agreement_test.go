@@ -173,7 +173,7 @@ func TestWorkersThatDiffer(t *testing.T) {
 	ids := make([]uint32, 80)
 	p := Prompt{Hashes: d.index.Hasher().AppendHashes(nil, d.index.Hasher().Seed("demo", "", ""), ids, 16), Tokens: len(ids), Made: s}
 	for _, m := range d.View().members {
-		d.Speculate(m.Slots[0], p.Hashes, time.Now())
+		d.Speculate(m.Slots[0], p.Hashes, p.Tokens, time.Now())
 	}
 	holders := func(made *Model) (names []string) {
 		p.Made = made

@@ -276,7 +276,7 @@ func (s *sink) Apply(t kvindex.Target, ev *kvindex.Event) error {
 	if err := s.fleet.index.Apply(slot, ev); err != nil {
 		return err
 	}
-	if size := int32(ev.BlockSize); ev.Kind == kvindex.Stored && size > 0 && s.m.blockSize.Load() != size {
+	if size := int32(ev.BlockSize); ev.Kind == kvindex.Stored && size > 0 && ev.Window == 0 && s.m.blockSize.Load() != size {
 		s.m.blockSize.Store(size)
 		s.fleet.sawBlocks(size)
 	}

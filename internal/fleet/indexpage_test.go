@@ -58,7 +58,7 @@ func TestTheIndexIsSeen(t *testing.T) {
 		"index_speculative_blocks": 0, "index_cleared_total": float64(st.Cleared), "index_warmed_targets": 0,
 		"index_refused_events_total reason unknown_parent_block": 1,
 		"index_blocks worker w rank 1 tier device":               float64(st.Targets[1].Held[0]),
-		"index_aliases worker w rank 0":                          float64(st.Targets[0].Aliases), "index_pages worker w rank 0": 0,
+		"index_aliases worker w rank 0":                          float64(st.Targets[0].Aliases), "index_pages worker w rank 0": 0, "index_window_blocks worker w rank 0": 0,
 		"feed_state worker w rank 1 state live": 1, "feed_state worker w rank 1 state gap": 0,
 		"feed_lost_batches_total worker w rank 0": 0, "feed_connects_total worker w rank 0": 1,
 	} {

@@ -13,7 +13,7 @@ func TestAPanicLeavesNothingLocked(t *testing.T) {
 	index := f.index
 	f.index = nil
 	for name, call := range map[string]func(){
-		"speculate": func() { f.Speculate(0, []kvindex.Hash{1}, time.Now()) },
+		"speculate": func() { f.Speculate(0, []kvindex.Hash{1}, 17, time.Now()) },
 		"expire":    func() { f.Expire(time.Now()) },
 		"drop":      func() { f.dropSlot(0) },
 	} {

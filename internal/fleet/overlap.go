@@ -28,7 +28,7 @@ func (f *Fleet) AppendOverlaps(dst []routing.Overlap, p *Prompt, matches *kvinde
 	if len(p.Hashes) == 0 {
 		return dst
 	}
-	f.index.Match(p.Hashes, matches)
+	f.index.MatchPrompt(p.Hashes, p.Tokens, matches)
 	at := len(dst)
 	dst = appendOverlaps(dst, matches, f.Config.Index.BlockSize, p.Tokens, f.engineBlocks())
 	if p.Made == nil || p.Made.agreement.differing.Load() == nil {

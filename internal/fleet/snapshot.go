@@ -59,14 +59,14 @@ func (f *Fleet) DumpIndex(w io.Writer) error {
 	})
 }
 
-// Speculate credits a target with a prompt that is sent to it, except while a copy of the
+// Speculate credits a target with a prompt of this number of tokens that is sent to it, except while a copy of the
 // index is made: requests do not wait for that.
-func (f *Fleet) Speculate(slot kvindex.Slot, hashes []kvindex.Hash, now time.Time) kvindex.Credit {
+func (f *Fleet) Speculate(slot kvindex.Slot, hashes []kvindex.Hash, tokens int, now time.Time) kvindex.Credit {
 	if !f.feeds.snapshot.TryRLock() {
 		return kvindex.Credit{}
 	}
 	defer f.feeds.snapshot.RUnlock()
-	return f.index.Speculate(slot, hashes, now)
+	return f.index.SpeculatePrompt(slot, hashes, tokens, now)
 }
 
 // Withdraw removes the credit for a prompt that its target did not accept.

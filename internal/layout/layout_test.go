@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 84260
+	totalLimit = 84830
 	totalGoal  = 62000
 )
 
@@ -33,7 +33,7 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21380, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 21950, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 29130, 22000, []string{"internal/tokens"}},
 	{"fleet", 4810, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1685, 1300, []string{"internal/observe"}},

@@ -140,6 +140,7 @@ func (emit Emit) Index(s kvindex.Stats, warmed int64) {
 			emit("index_blocks", "Blocks that a target holds, by tier.", float64(n), append(labels, "tier", tierNames[tier])...)
 		}
 		emit("index_aliases", "Holdings of a target beyond the plain one: repeated, of a further group, or by another name.", float64(t.Aliases), labels...)
+		emit("index_window_blocks", "Blocks of a target in KV-cache groups with sliding windows.", float64(t.Windows), labels...)
 		emit("index_pages", "Engine blocks of a target that are smaller than the index's.", float64(t.Pages), labels...)
 	}
 }

@@ -164,7 +164,7 @@ func (a *applier) part(t kvindex.Target, b *Batch, c Cursor) {
 	}
 	a.see(t)
 	for i := range b.Events {
-		if ev := &b.Events[i]; ev.Kind == kvindex.Stored && ev.BlockSize != 0 && !a.checkBlockSize(t, ev.BlockSize) {
+		if ev := &b.Events[i]; ev.Kind == kvindex.Stored && ev.BlockSize != 0 && ev.Window == 0 && !a.checkBlockSize(t, ev.BlockSize) {
 			a.tally.dropped[WrongBlockSize]++
 			ev.Kind = 0
 		}

@@ -24,6 +24,7 @@ const (
 	fExtraKeys
 	fGroup
 	fKind
+	fWindow
 	fLocality
 	fOwnership
 	fSalt
@@ -33,8 +34,7 @@ const (
 // The order of values in an event's array form; later versions only append.
 var (
 	storedOrder = []field{
-		fHashes, fParent, fTokens, fBlockSize, fLoraID, fMedium, fLoraName, fExtraKeys, fGroup, fKind,
-		fIgnored /* sliding window */, fLocality, fOwnership,
+		fHashes, fParent, fTokens, fBlockSize, fLoraID, fMedium, fLoraName, fExtraKeys, fGroup, fKind, fWindow, fLocality, fOwnership,
 	}
 	removedOrder = []field{fHashes, fMedium, fGroup, fLocality, fOwnership}
 )
@@ -62,6 +62,8 @@ func fieldOf(key []byte) field {
 		return fGroup
 	case "kv_cache_spec_kind":
 		return fKind
+	case "kv_cache_spec_sliding_window":
+		return fWindow
 	case "locality":
 		return fLocality
 	case "ownership":
@@ -87,6 +89,7 @@ type blockEvent struct {
 	hasExtra         bool
 	group            int32
 	kind             []byte
+	window           int64
 	locality, owner  []byte
 	salt             []byte
 }
@@ -239,6 +242,8 @@ func (d *Decoder) field(r *msgpack.Reader, e *blockEvent, f field) bool {
 		}
 	case fKind:
 		e.kind, err = r.Bytes()
+	case fWindow:
+		e.window, err = r.Int64()
 	case fLocality:
 		e.locality, err = r.Bytes()
 	case fOwnership:
@@ -325,11 +330,16 @@ func (d *Decoder) finish(tag []byte, e *blockEvent) bool {
 		d.batch.Events = append(d.batch.Events, ev)
 		return true
 	}
+	ev.Kind = kvindex.Stored
+	if ev.Window = slidingWindow(e); ev.Window > 0 && e.blockSize >= 0 && e.blockSize <= 1<<20 {
+		ev.BlockSize = int(e.blockSize)
+		d.batch.Events = append(d.batch.Events, ev)
+		return true
+	}
 	if why := checkStored(e); why != "" {
 		d.drop(why)
 		return true
 	}
-	ev.Kind = kvindex.Stored
 	ev.Parent, ev.HasParent = e.parent, e.hasParent
 	ev.Tokens, ev.BlockSize = e.tokens, int(e.blockSize)
 	ev.Adapter = d.names.get(e.loraName)
@@ -354,13 +364,13 @@ func (d *Decoder) finish(tag []byte, e *blockEvent) bool {
 // name keeps the adapter's blocks separate; no request will use it.
 func adapterID(id string) string { return "lora-id:" + id }
 
-// learnGroup records which groups are not main attention, because removals do not carry the
-// kind.
+// learnGroup records which groups are neither main attention nor have a window, because removals
+// do not carry the kind.
 func (d *Decoder) learnGroup(e *blockEvent) {
 	if len(e.kind) == 0 {
 		return
 	}
-	if mainAttention(e.kind) {
+	if mainAttention(e.kind) || slidingWindow(e) > 0 {
 		delete(d.otherGroups, e.group)
 	} else if len(d.otherGroups) < 1024 {
 		d.otherGroups[e.group] = true

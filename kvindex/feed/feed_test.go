@@ -350,6 +350,10 @@ func TestRanksAndBlockSizes(t *testing.T) {
 	stored := func(size int, rank any) []byte {
 		return pack(t, []any{1.0, []any{m{"type": "BlockStored", "block_hashes": []int{1}, "parent_block_hash": nil, "token_ids": seq(0, size), "block_size": size}}, rank})
 	}
+	windows := func(size int) []byte { // a group of windows has blocks of its own
+		return pack(t, []any{1.0, []any{m{"type": "BlockStored", "block_hashes": []int{1}, "parent_block_hash": nil, "token_ids": seq(0, size), "block_size": size,
+			"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 128}}, nil})
+	}
 	tests := map[string]struct {
 		src     feed.Source
 		payload []byte
@@ -362,6 +366,7 @@ func TestRanksAndBlockSizes(t *testing.T) {
 		"configured rank, another named": {feed.Source{Rank: 1}, stored(4, 0), "w/1 +[1]", feed.WrongRank},
 		"block size adopted":             {feed.Source{Rank: kvindex.NoRank}, stored(64, nil), "w +[1]", ""},
 		"block size 64, configured 32":   {feed.Source{Rank: kvindex.NoRank, BlockSize: 32}, stored(64, nil), "w +[1]", feed.BlockSizeChanged},
+		"windows of 48, configured 32":   {feed.Source{Rank: kvindex.NoRank, BlockSize: 32}, windows(48), "w +[1]", ""},
 		"block size 48, configured 32":   {feed.Source{Rank: kvindex.NoRank, BlockSize: 32}, stored(48, nil), "", feed.WrongBlockSize},
 	}
 	for name, tt := range tests {

@@ -10,8 +10,8 @@ const (
 	Malformed Reason = "malformed"
 	// UnknownTag: an event type unknown to this version.
 	UnknownTag Reason = "unknown_tag"
-	// OtherGroup: a KV-cache group that is not main attention (sliding window,
-	// mamba, cross attention...), or a window that is not the largest.
+	// OtherGroup: a KV-cache group that is neither main attention nor a sliding window (mamba,
+	// cross attention...), or TensorRT-LLM's windows but the largest.
 	OtherGroup Reason = "other_group"
 	// Placeholder: a stored event without blocks.
 	Placeholder Reason = "placeholder"

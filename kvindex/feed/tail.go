@@ -175,6 +175,7 @@ type printed struct {
 	Hashes    []uint64 `json:"hashes,omitempty"`
 	Parent    *uint64  `json:"parent,omitempty"`
 	BlockSize int      `json:"block_size,omitempty"`
+	Window    int      `json:"window,omitempty"`
 	Tokens    []uint32 `json:"tokens,omitempty"`
 	Adapter   string   `json:"adapter,omitempty"`
 	Salt      string   `json:"salt,omitempty"`
@@ -217,7 +218,7 @@ func (p *printSink) Apply(t kvindex.Target, ev *kvindex.Event) error {
 			parent := uint64(ev.Parent)
 			l.Parent = &parent
 		}
-		l.BlockSize, l.Tokens, l.Adapter, l.Salt, l.Extra = ev.BlockSize, ev.Tokens, ev.Adapter, ev.Salt, ev.Extra
+		l.BlockSize, l.Window, l.Tokens, l.Adapter, l.Salt, l.Extra = ev.BlockSize, ev.Window, ev.Tokens, ev.Adapter, ev.Salt, ev.Extra
 	}
 	p.print(l)
 	return nil

@@ -38,6 +38,14 @@ func mainAttention(kind []byte) bool {
 	return len(kind) == 0 || string(kind) == "full_attention" || string(kind) == "mla_attention" || string(kind) == "sink_full_attention"
 }
 
+// slidingWindow returns the tokens of the window of a stored event's group, 0 for other groups.
+func slidingWindow(e *blockEvent) int {
+	if kind := string(e.kind); kind != "sliding_window" && kind != "sliding_window_mla" || e.window > 1<<30 {
+		return 0
+	}
+	return int(max(e.window, 0))
+}
+
 // local reports whether a block with this locality or ownership belongs to the publishing rank.
 func local(value []byte) bool {
 	return len(value) == 0 || string(value) == "LOCAL" || string(value) == "OWNED" || string(value) == "EXCLUSIVE"

@@ -206,7 +206,7 @@ func (c *checker) survey() {
 			continue
 		}
 		for k := range b.Events {
-			if c.block == 0 {
+			if c.block == 0 && b.Events[k].Window == 0 {
 				c.block = b.Events[k].BlockSize
 			}
 			if a := b.Events[k].Adapter; a != "" {
@@ -492,7 +492,7 @@ func (c *checker) predict(source string, seed kvindex.Hash, ids []uint32) int {
 	}
 	h := c.sink.index.Hasher()
 	hashes := h.AppendHashes(nil, seed, ids, c.block)
-	c.sink.index.Match(hashes, &c.matches)
+	c.sink.index.MatchPrompt(hashes, len(ids), &c.matches)
 	for _, t := range p.Targets() {
 		for i := range c.matches.Holders {
 			if m := &c.matches.Holders[i]; m.Slot == c.sink.slot(t) {

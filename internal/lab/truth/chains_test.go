@@ -36,7 +36,7 @@ func (c *chains) learn(r *record) []uint32 {
 	}
 	for i := range b.Events {
 		e := &b.Events[i]
-		if e.Kind != kvindex.Stored || e.BlockSize == 0 {
+		if e.Kind != kvindex.Stored || e.BlockSize == 0 || e.Window > 0 {
 			continue
 		}
 		var path []uint32

@@ -1,0 +1,430 @@
+package kvindex
+
+import "slices"
+
+// Layers with a sliding window have KV-cache groups of their own. An engine takes a prefix from its
+// cache only if, besides all blocks of full attention, the last ones of each window before the
+// prefix's end are there (all of them if the prefix is shorter). So a slot remembers which blocks
+// its groups with windows hold, and lookups shorten what it matches to the longest such prefix.
+//
+// Events of these groups leave out blocks without saying which, so they cannot be hashed. But the
+// engine uses one name for a block in all of its groups: the blocks of full attention tell what a
+// name stands for, with the same step of the engine, before or after.
+
+// windows are the blocks that one slot holds in groups with sliding windows.
+type windows struct {
+	groups []windowGroup
+	kinds  []windowKind
+	units  map[unit]uint32
+	names  map[uint64]windowName
+	// pending is the number of names whose block is not known.
+	pending int
+	// held has, by a block's own hash (of its last index block if it is larger), the bits of the groups that hold it.
+	// Invariant: a bit is set only if units has one of the group under a name of the block.
+	held map[Hash]uint64
+	// lastNames and lastOwn are the blocks of full attention that were stored last.
+	lastNames []uint64
+	lastOwn   []Hash
+	// tails are ends of prompts that were sent to the target, by the own hash of their last block: the
+	// engine will keep the windows there. Not more than maxTails.
+	tails map[Hash]windowTail
+}
+
+// windowGroup is a KV-cache group, and the tokens of its window and of a block of it.
+type windowGroup struct {
+	id            int32
+	window, block int
+}
+
+// windowKind are the groups with equal windows and blocks, by their bits in held.
+type windowKind struct {
+	window, block int
+	groups        uint64
+}
+
+// windowName is the block that a name stands for, 0 while unknown, and the number of its units.
+type windowName struct {
+	own   Hash
+	units uint32
+}
+
+// windowTail is the length of a prompt in blocks, and the number of the claim that credits its end.
+type windowTail struct {
+	blocks int
+	claim  uint64
+}
+
+// maxWindowGroups is as many as held has bits; maxAlign bounds the common multiple of their blocks in tokens.
+const maxWindowGroups, maxAlign, maxTails = 64, 1 << 30, 1024
+
+// Accounted sizes, measured with Go's maps.
+const windowBytes, tailBytes = 112, 56
+
+// bytes is the memory without the tails', which Index.loose counts by itself.
+func (w *windows) bytes() int { return len(w.names)*windowBytes + cap(w.lastNames)*16 }
+
+// index returns a group's place in groups, -1 for none.
+func (w *windows) index(group int32) int {
+	if w == nil {
+		return -1
+	}
+	return slices.IndexFunc(w.groups, func(g windowGroup) bool { return g.id == group })
+}
+
+func newWindows() *windows {
+	return &windows{units: map[unit]uint32{}, names: map[uint64]windowName{}, held: map[Hash]uint64{}, tails: map[Hash]windowTail{}}
+}
+
+// emptyWindows drops what a slot's windows hold, but not which groups there are. The gate is shut.
+func (x *Index) emptyWindows(s Slot) {
+	if w := x.slots[s].windows; w != nil {
+		x.forgetTails(w)
+		fresh := newWindows()
+		fresh.groups, fresh.kinds = w.groups, w.kinds
+		x.setWindows(s, fresh)
+	}
+}
+
+// dropWindows forgets the groups of a slot that holds nothing.
+func (x *Index) dropWindows(s Slot) {
+	if x.slots[s].windows != nil {
+		x.gate.shut()
+		x.emptyWindows(s)
+		x.setWindows(s, nil)
+		x.gate.open()
+	}
+}
+
+// setWindows sets the windows of a slot, nil for none. The gate is shut.
+func (x *Index) setWindows(s Slot, w *windows) {
+	x.slots[s].windows = w
+	for w != nil && int(s) >= len(x.windows) {
+		x.windows = append(x.windows, nil)
+	}
+	if int(s) < len(x.windows) {
+		x.windows[s] = w
+	}
+	for n := len(x.windows); n > 0 && x.windows[n-1] == nil; n-- {
+		x.windows = x.windows[:n-1]
+	}
+}
+
+// announce returns the place of the group of a Stored event, which may be new. The gate is shut.
+func (x *Index) announce(s Slot, e *Event) (int, error) {
+	w := x.slots[s].windows
+	i := w.index(e.Group)
+	switch {
+	case i < 0 && (e.Window <= 0 || e.BlockSize == 0):
+		return 0, ErrPlaceholder
+	case e.Window <= 0 || e.BlockSize == 0, i >= 0 && w.groups[i] == windowGroup{e.Group, e.Window, e.BlockSize}:
+		return i, nil
+	case !x.fits(e.BlockSize) || e.BlockSize%x.cfg.BlockSize != 0:
+		return 0, ErrBlockSize
+	case w != nil && (i < 0 && len(w.groups) == maxWindowGroups || lcm(w.align(1, x.cfg.BlockSize), e.BlockSize) > maxAlign):
+		return 0, ErrBlockSize
+	}
+	if w == nil {
+		w = newWindows()
+		x.setWindows(s, w)
+	}
+	if i < 0 {
+		i = len(w.groups)
+		w.groups = append(w.groups, windowGroup{})
+	}
+	w.groups[i] = windowGroup{e.Group, e.Window, e.BlockSize}
+	w.sort()
+	return i, nil
+}
+
+// sort fills kinds.
+func (w *windows) sort() {
+	w.kinds = w.kinds[:0]
+	for i, g := range w.groups {
+		k := slices.IndexFunc(w.kinds, func(k windowKind) bool { return k.window == g.window && k.block == g.block })
+		if k < 0 {
+			k = len(w.kinds)
+			w.kinds = append(w.kinds, windowKind{window: g.window, block: g.block})
+		}
+		w.kinds[k].groups |= 1 << i
+	}
+}
+
+// storeWindow adds blocks of a group with a sliding window.
+func (x *Index) storeWindow(s Slot, e *Event) error {
+	x.gate.shut()
+	place, err := x.announce(s, e)
+	x.gate.open()
+	if err != nil {
+		return err
+	}
+	w, bit := x.slots[s].windows, uint64(1)<<place
+	x.identify(s, e.Hashes)
+	own := x.own
+	for hashes := range slices.Chunk(e.Hashes, writeStep) {
+		x.gate.shut()
+		for i, h := range hashes {
+			w.add(unit{nonzero(h), e.Group, e.Tier}, 1, Hash(own[i]), bit)
+		}
+		x.gate.open()
+		own = own[len(hashes):]
+	}
+	x.counters.stored += int64(len(e.Hashes))
+	return nil
+}
+
+// identify puts the blocks' own hashes into x.own, 0 for those whose names mean nothing yet.
+func (x *Index) identify(s Slot, hashes []EngineHash) {
+	w := x.slots[s].windows
+	x.own = slices.Grow(x.own[:0], len(hashes))[:len(hashes)]
+	clear(x.own)
+	rest, own, resolve := w.lastNames, w.lastOwn, x.resolveEntered
+	if rest == nil { // the slot's first event of windows
+		resolve = x.resolve
+	}
+	if n := len(hashes); n > 0 && !slices.Contains(rest, nonzero(hashes[0])) && !slices.Contains(rest, nonzero(hashes[n-1])) {
+		rest = nil // of another prompt
+	}
+	for i, h := range hashes {
+		name := nonzero(h)
+		if k := slices.Index(rest, name); k >= 0 {
+			x.own[i] = uint64(own[k])
+			rest, own = rest[k+1:], own[k+1:] // both are in the order of the prompt
+		} else if n := w.names[name]; n.own != 0 {
+			x.own[i] = uint64(n.own)
+		} else if p, ok := resolve(s, name); ok {
+			x.own[i] = uint64(x.linkTo(p).own)
+		}
+	}
+}
+
+// add adds holdings of a block whose own hash is 0 if it is not known. The gate is shut.
+func (w *windows) add(u unit, count uint32, own Hash, bit uint64) {
+	n, known := w.names[u.name]
+	if !known && own == 0 {
+		w.pending++
+	}
+	n.units += count
+	w.names[u.name] = n
+	w.units[u] += count
+	if n.own != 0 {
+		w.held[n.own] |= bit
+	} else if own != 0 {
+		w.learn(u.name, own, known)
+	}
+}
+
+// learn records which block a name of units stands for. The gate is shut.
+func (w *windows) learn(name uint64, own Hash, pending bool) {
+	n := w.names[name]
+	n.own = own
+	w.names[name] = n
+	if pending {
+		w.pending--
+	}
+	for i := range w.groups {
+		if w.holds(name, i) {
+			w.held[own] |= 1 << i
+		}
+	}
+}
+
+// holds reports whether a group holds the block of this name on any tier.
+func (w *windows) holds(name uint64, group int) bool {
+	for t := range Tier(NumTiers) {
+		if w.units[unit{name, w.groups[group].id, t}] > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// learnNames records what the blocks of full attention that a slot with windows stores are.
+func (x *Index) learnNames(s Slot, names []EngineHash, own []uint64) {
+	w := x.slots[s].windows
+	w.lastNames, w.lastOwn = w.lastNames[:0], w.lastOwn[:0]
+	for i, h := range names {
+		name, own := nonzero(h), Hash(own[i])
+		w.lastNames, w.lastOwn = append(w.lastNames, name), append(w.lastOwn, own)
+		if _, ok := w.tails[own]; ok { // what the engine has kept is announced now
+			x.forgetTail(w, own)
+		}
+		if w.pending > 0 {
+			if n, ok := w.names[name]; ok && n.own == 0 {
+				x.gate.shut()
+				w.learn(name, own, true)
+				x.gate.open()
+			}
+		}
+	}
+}
+
+// removeWindow removes blocks of the group at a place of groups.
+func (x *Index) removeWindow(s Slot, e *Event, group int) {
+	w := x.slots[s].windows
+	for hashes := range slices.Chunk(e.Hashes, writeStep) {
+		x.gate.shut()
+		for _, h := range hashes {
+			x.countRemoved(w.remove(unit{nonzero(h), e.Group, e.Tier}, group))
+		}
+		x.gate.open()
+	}
+}
+
+func (w *windows) remove(u unit, group int) bool {
+	k, n := w.units[u], w.names[u.name]
+	switch k {
+	case 0:
+		return false
+	case 1:
+		delete(w.units, u)
+	default:
+		w.units[u] = k - 1
+	}
+	if n.own != 0 && k == 1 && !w.holds(u.name, group) {
+		if w.held[n.own] &^= 1 << group; w.held[n.own] == 0 {
+			delete(w.held, n.own)
+		}
+	}
+	if n.units--; n.units > 0 {
+		w.names[u.name] = n
+		return true
+	}
+	if delete(w.names, u.name); n.own == 0 {
+		w.pending--
+	}
+	return true
+}
+
+// cutToWindows shortens what slots with windows match, at most to most blocks, and drops those that
+// have nothing left.
+func (x *Index) cutToWindows(out []Match, hashes []Hash, most int) []Match {
+	kept := out[:0]
+	for _, h := range out {
+		if int(h.Slot) < len(x.windows) && x.windows[h.Slot] != nil {
+			held := min(int(h.Total()+h.Speculative), most)
+			left := uint32(x.windows[h.Slot].longest(hashes[:held], x.partsOf(h.Slot), x.cfg.BlockSize))
+			for t := range h.Blocks {
+				h.Blocks[t] = min(h.Blocks[t], left)
+				left -= h.Blocks[t]
+			}
+			h.Speculative = min(h.Speculative, left)
+			if h.Total()+h.Speculative == 0 {
+				continue
+			}
+		}
+		kept = append(kept, h)
+	}
+	return kept
+}
+
+// readable returns how many blocks of a prompt an engine can take from its cache, because it computes
+// the last token.
+func (x *Index) readable(tokens int) int { return max(0, tokens-1) / x.cfg.BlockSize }
+
+// partsOf returns the number of index blocks in a block of full attention.
+func (x *Index) partsOf(s Slot) int {
+	if int(s) < len(x.parts) {
+		return int(x.parts[s])
+	}
+	return 1
+}
+
+// longest returns the length in index blocks of the longest prefix of these hashes, which full
+// attention has, whose windows are there too.
+func (w *windows) longest(hashes []Hash, parts, size int) int {
+	least := 0
+	for h, t := range w.tails {
+		if t.blocks > least && t.blocks <= len(hashes) && hashes[t.blocks-1] == h {
+			least = t.blocks
+		}
+	}
+	align := w.align(parts, size)
+	for n := len(hashes) / align * align; n > least; {
+		missing := w.missing(hashes[:n], parts, size)
+		if missing == 0 {
+			return n
+		}
+		n = (missing - 1) / align * align // none of the lengths in between has this block
+	}
+	return least
+}
+
+// align returns what the lengths of prefixes are multiples of, in index blocks.
+func (w *windows) align(parts, size int) int {
+	n := parts
+	for _, k := range w.kinds {
+		n = lcm(n, k.block/size)
+	}
+	return n
+}
+
+// missing returns the end of the first block that a window of this prefix lacks, 0 if all are there.
+func (w *windows) missing(hashes []Hash, parts, size int) int {
+	first := 0
+	for _, k := range w.kinds {
+		// If a block of full attention is larger, the window's blocks that end within it have no known name.
+		step := lcm(k.block/size, parts)
+		need := max(1, (k.window-1+k.block-1)/k.block) * (k.block / size)
+		for end := max(0, len(hashes)-need)/step*step + step; end <= len(hashes) && (first == 0 || end < first); end += step {
+			if w.held[hashes[end-1]]&k.groups != k.groups {
+				first = end
+				break
+			}
+		}
+	}
+	return first
+}
+
+func lcm(a, b int) int {
+	x, y := a, b
+	for y != 0 {
+		x, y = y, x%y
+	}
+	return a / x * b
+}
+
+// tailMark is the start and the end of a claim of a tail, whose segment and generation are the halves of
+// its block's hash.
+const tailMark = 1<<16 - 1
+
+// claimTail credits a slot with the windows at the end of a prompt: its engine keeps those in any case.
+func (x *Index) claimTail(s Slot, hashes []Hash, expires int64) {
+	w := x.slots[s].windows
+	align := w.align(x.partsOf(s), x.cfg.BlockSize)
+	n := len(hashes) / align * align
+	if n == 0 || len(w.tails) == maxTails {
+		return
+	}
+	own := hashes[n-1]
+	if _, ok := w.tails[own]; !ok {
+		x.loose += tailBytes
+	}
+	x.gate.shut()
+	w.tails[own] = windowTail{blocks: n, claim: x.claims.next()}
+	x.gate.open()
+	x.pushClaim(claim{expires: expires, segment: uint32(own), generation: uint32(own >> 32), slot: s, start: tailMark, end: tailMark})
+}
+
+// unclaimTail withdraws a claim of claimTail. A later claim of the same tail stays.
+func (x *Index) unclaimTail(number uint64, c claim) {
+	w, own := x.slots[c.slot].windows, Hash(c.generation)<<32|Hash(c.segment)
+	if w == nil {
+		return
+	}
+	if t, ok := w.tails[own]; ok && t.claim == number {
+		x.forgetTail(w, own)
+	}
+}
+
+func (x *Index) forgetTail(w *windows, own Hash) {
+	x.loose -= tailBytes
+	x.gate.shut()
+	delete(w.tails, own)
+	x.gate.open()
+}
+
+// forgetTails drops all tails. The gate is shut.
+func (x *Index) forgetTails(w *windows) {
+	x.loose -= int64(len(w.tails)) * tailBytes
+	clear(w.tails)
+}
