@@ -107,7 +107,7 @@ func (w *windowWorld) compute(t *rapid.T) {
 		tokens = rapid.SampledFrom(e.chains).Draw(t, "chain")
 		tokens = tokens[:rapid.IntRange(0, len(tokens)/unit).Draw(t, "branch")*unit]
 	}
-	for range rapid.IntRange(1, 10).Draw(t, "units") {
+	for range rapid.IntRange(1, 6).Draw(t, "units") {
 		tokens = append(slices.Clip(tokens), slices.Repeat([]uint32{rapid.Uint32Range(0, 2).Draw(t, "token")}, unit)...)
 	}
 	e.chains = append(e.chains, tokens)
@@ -268,7 +268,7 @@ func (w *windowWorld) check(t *rapid.T) {
 	checkInvariants(t, w.x)
 	w.x.checkWindows(t)
 	for s, e := range w.slots {
-		for _, c := range e.chains[max(0, len(e.chains)-8):] {
+		for _, c := range e.chains[max(0, len(e.chains)-4):] {
 			for _, cut := range []int{0, 1} {
 				tokens := c[:len(c)-cut]
 				got, want := w.matched(s, tokens), e.longest(tokens)
