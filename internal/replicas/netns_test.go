@@ -63,7 +63,8 @@ func TestReplicaProcess(t *testing.T) {
 	target, longest := -1, int64(0)
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		word := strings.Fields(in.Text())
-		if word[0] == "pick" { // CONVERSATION SLOT
+		switch word[0] {
+		case "pick": // CONVERSATION SLOT
 			slot := must(strconv.Atoi(word[2]))
 			q := &routing.Query{ID: word[1], Conversation: word[1], PromptTokens: 100}
 			if slot >= 0 {
@@ -73,14 +74,14 @@ func TestReplicaProcess(t *testing.T) {
 				plan := must(r.Pick(now, q, nil, nil))
 				own, target = append(own, plan.Reservation), int(plan.Decode)
 			})
-		} else if word[0] == "fill" { // COUNT
+		case "fill": // COUNT
 			for i := range must(strconv.Atoi(word[1])) {
 				q := &routing.Query{ID: "c", Conversation: fmt.Sprint("c", i), PromptTokens: 100, Pin: &routing.Pin{Worker: targetName(i % 4), Rank: int32(i % 2)}}
 				began := ticks.Load()
 				m.update(func(r *routing.Router, now time.Duration) { r.Release(now, must(r.Pick(now, q, nil, nil)).Reservation) })
 				longest = max(longest, ticks.Load()-began)
 			}
-		} else if word[0] == "end" {
+		case "end":
 			m.update(func(r *routing.Router, now time.Duration) {
 				for _, id := range own {
 					r.Release(now, id)
