@@ -1,8 +1,12 @@
 package main
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"runtime/debug"
+
+	"golang.org/x/sys/unix"
 )
 
 // collectPercent is the garbage that the heap may accumulate, in percent of the live heap
@@ -16,5 +20,28 @@ const collectPercent = 15
 func boundMemory() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(collectPercent)
+	}
+}
+
+// dropFilePages lets go of the program's own pages, most of which only the start has needed: parsers, tables and the files in the
+// binary. What is used again is mapped again from the system's cache of files. That is safe as only mappings are dropped that
+// cannot be written and of which no page differs from the file, such as after relocation. Elsewhere than on Linux it does nothing.
+func dropFilePages() {
+	maps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		return
+	}
+	var start, end uint64 // of a mapping that may be dropped; the same where it may not
+	for line := range bytes.Lines(maps) {
+		var from, to uint64
+		var access string
+		if n, _ := fmt.Sscanf(string(line), "%x-%x %s", &from, &to, &access); n == 3 {
+			if start, end = from, to; access[1] != '-' || !bytes.ContainsRune(line, '/') {
+				end = start
+			}
+		}
+		if f := bytes.Fields(line); start < end && string(f[0]) == "Anonymous:" && string(f[1]) == "0" {
+			_, _, _ = unix.Syscall(unix.SYS_MADVISE, uintptr(start), uintptr(end-start), unix.MADV_DONTNEED)
+		}
 	}
 }

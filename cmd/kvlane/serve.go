@@ -88,6 +88,7 @@ func runServe(ctx context.Context, io streams, args []string) error {
 		return config.Place(*file, err)
 	}
 	log.Info().Str("version", version).Str("listen", c.Listen.Address).Str("admin", s.admin.Addr().String()).Msg("serving")
+	dropFilePages()
 	poll := time.NewTicker(reloadPoll)
 	defer poll.Stop()
 	wait := retryFirst

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestFilePagesAreDropped: fewer pages of files are resident, and a page of a file that was changed before it became read-only,
+// as relocation does, keeps the change.
+func TestFilePagesAreDropped(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("only Linux lists the mappings")
+	}
+	resident := func() int {
+		text, err := os.ReadFile("/proc/self/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := bytes.Cut(text, []byte("RssFile:"))
+		kib, err := strconv.Atoi(string(bytes.Fields(rest)[0]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return kib
+	}
+	name := filepath.Join(t.TempDir(), "mapped")
+	if err := os.WriteFile(name, bytes.Repeat([]byte("x"), 8192), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	page, err := unix.Mmap(int(file.Fd()), 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(page) }()
+	page[5000] = 'y'
+	if err := unix.Mprotect(page, unix.PROT_READ); err != nil {
+		t.Fatal(err)
+	}
+	before := resident()
+	dropFilePages()
+	if after := resident(); after > before*3/4 {
+		t.Errorf("%d KiB of files are resident, %d before, want a quarter less", after, before)
+	}
+	if page[0] != 'x' || page[5000] != 'y' {
+		t.Errorf("the mapped file has %c and %c, want x and y", page[0], page[5000])
+	}
+}
