@@ -33,14 +33,14 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21950, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 21970, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 29130, 22000, []string{"internal/tokens"}},
 	{"fleet", 4810, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1685, 1300, []string{"internal/observe"}},
 	{"decide", 3195, 1700, []string{"internal/decide"}},
 	{"replicas", 2510, 2200, []string{"internal/replicas"}},
 	{"lab", 11690, 11700, []string{"internal/lab"}},
-	{"rim", 9870, 6000, []string{
+	{"rim", 9895, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
