@@ -231,6 +231,21 @@ func (x *Index) Drop(s Slot) {
 	x.free(s)
 }
 
+// Relabel removes everything that a target holds, as Drop does, and makes what it stores from now on another model's. Its slot
+// stays. The target must not be dropped at the same time.
+func (x *Index) Relabel(s Slot, model string) {
+	x.lock()
+	defer x.unlock()
+	if int(s) >= len(x.slots) || !x.slots[s].inUse {
+		return
+	}
+	x.clearSlowly(s)
+	x.dropWindows(s)
+	st := &x.slots[s]
+	st.model, st.seed = model, x.hasher.Seed(model, "", "")
+	st.adapter, st.salt, st.hasGroup = "", "", false
+}
+
 // free makes a slot that holds nothing reusable.
 func (x *Index) free(s Slot) {
 	delete(x.byTarget, x.slots[s].target)

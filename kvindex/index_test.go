@@ -472,3 +472,34 @@ func TestClockJumps(t *testing.T) {
 		}
 	}
 }
+
+// A relabelled target keeps its slot, and neither its old blocks nor requests for the old model find anything there.
+func TestRelabel(t *testing.T) {
+	x := mustIndex(t, Config{BlockSize: 16})
+	other, s := mustAdd(t, x, 1, 16), mustAdd(t, x, 0, 16)
+	prompt := make([]uint32, 64)
+	for _, model := range []string{"m", "n", "m"} {
+		x.Relabel(s, model)
+		x.Relabel(9, model)
+		for _, salt := range []string{"salt", ""} {
+			if err := x.Apply(s, &Event{Kind: Stored, BlockSize: 16, Hashes: engineHashes(1, model, "", salt, prompt, nil, 16), Tokens: prompt, Salt: salt}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, asked := range []string{"m", "n"} {
+			for _, salt := range []string{"", "salt"} {
+				var found Matches
+				x.Match(x.Hasher().AppendHashes(nil, x.Hasher().Seed(asked, "", salt), prompt, 16), &found)
+				if got := len(found.Holders) > 0; got != (asked == model) {
+					t.Errorf("relabelled to %q: got blocks of %q with salt %q: %v", model, asked, salt, got)
+				}
+			}
+		}
+		checkInvariants(t, x)
+	}
+	x.Drop(s)
+	x.Relabel(s, "gone")
+	if again := mustAdd(t, x, 0, 16); again != s || other == s {
+		t.Errorf("got slot %d, want %d", again, s)
+	}
+}

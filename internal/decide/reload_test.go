@@ -182,3 +182,27 @@ func TestModelsComeAndGoUnderLoad(t *testing.T) {
 	}
 	calm()
 }
+
+// The blocks of workers that list no models are those of the only model, and of none in particular if there are several. Such
+// workers serve while that changes, and what runs there still counts.
+func TestWorkersOfAnyModelServeWhileModelsChange(t *testing.T) {
+	yaml, _ := weights(t, 1, "")
+	silent := worker("a", 2)
+	silent.Models = nil
+	b := newBench(t, yaml, silent)
+	demo := b.fleet.Model("demo")
+	added := &fleet.Model{Config: config.Model{Name: "new", Check: config.Check{Disabled: true}}, Engine: demo.Engine, Tokens: demo.Tokens}
+	b.SetModels([]*fleet.Model{demo})
+	running, _ := b.ask("/v1/completions", completion(100, ""))
+	before := b.loads()
+	b.SetModels([]*fleet.Model{demo, added})
+	if got := b.loads(); got != before || got == 0 {
+		t.Errorf("got load %d after the change, want %d as before", got, before)
+	}
+	running.Ticket.End(time.Now())
+	calm := b.underLoad(t)
+	for i := range 200 {
+		b.SetModels([]*fleet.Model{demo, added}[:1+i%2])
+	}
+	calm()
+}

@@ -104,25 +104,22 @@ func (f *Fleet) SetWorkers(list []workers.Worker) {
 	f.setWorkers(list)
 }
 
-// setWorkers also drops what is known of workers whose blocks belong to another model than before. The caller holds changing.
+// setWorkers also forgets the blocks of workers that belong to another model than before. The caller holds changing.
 func (f *Fleet) setWorkers(list []workers.Worker) {
 	old := f.View()
-	stays := func(m *Member, w *workers.Worker) bool {
-		return m.Generation == w.Generation && m.model == f.cacheModel(w.Models)
-	}
 	next := &View{members: make(map[string]*Member, len(list)), byAddress: map[string][]kvindex.Slot{}}
 	listed := make(map[string]*workers.Worker, len(list))
 	for i := range list {
 		listed[list[i].Name] = &list[i]
 	}
 	for name, m := range old.members {
-		if w := listed[name]; w == nil || !stays(m, w) {
+		if w := listed[name]; w == nil || w.Generation != m.Generation {
 			f.drop(m)
 		}
 	}
 	for _, w := range list {
 		m := old.members[w.Name]
-		if m == nil || !stays(m, &w) {
+		if m == nil || m.Generation != w.Generation {
 			added, err := f.add(w)
 			if err != nil {
 				f.Log.Error().Err(err).Str("worker", w.Name).Msg("worker left out")
@@ -132,6 +129,7 @@ func (f *Fleet) setWorkers(list []workers.Worker) {
 			f.checkMember(m)
 		} else {
 			m = &Member{Worker: w, Slots: m.Slots, feed: m.feed, counters: m.counters, answered: m.answered, blockSize: m.blockSize, model: m.model}
+			f.relabel(m)
 		}
 		next.enter(m)
 		asks := len(w.Models) > 0 || f.Config.Workers.Health.Every > 0 // without health checks Kvlane asks only for what is listed
@@ -209,6 +207,25 @@ func (f *Fleet) add(w workers.Worker) (*Member, error) {
 	}
 	m.feed = f.startFeed(m, all, resume)
 	return m, nil
+}
+
+// relabel follows a worker from the beginning if its blocks belong to another model than before. It serves meanwhile, and its
+// load stays.
+func (f *Fleet) relabel(m *Member) {
+	model := f.cacheModel(m.Models)
+	if model == m.model {
+		return
+	}
+	m.feed.stop()
+	m.model = model
+	f.feeds.snapshot.RLock()
+	for _, slot := range m.Slots {
+		f.index.Relabel(slot, model)
+	}
+	f.feeds.snapshot.RUnlock()
+	all := endpoints(&m.Worker.Worker)
+	m.feed = f.startFeed(m, all, make([]*feed.Cursor, len(all)))
+	f.checkMember(m)
 }
 
 // drop removes a worker with everything known of it.
