@@ -54,7 +54,7 @@ type windowTail struct {
 	claim  uint64
 }
 
-// maxWindowGroups is as many as held has bits; maxAlign bounds the common multiple of their blocks in tokens.
+// maxWindowGroups is as many as held has bits; maxAlign bounds the common multiple of their blocks, and windows, in tokens.
 const maxWindowGroups, maxAlign, maxTails = 64, 1 << 30, 1024
 
 // Accounted sizes, measured with Go's maps.
@@ -112,11 +112,11 @@ func (x *Index) setWindows(s Slot, w *windows) {
 // announce returns the place of the group of a Stored event, which may be new. The gate is shut.
 func (x *Index) announce(s Slot, e *Event) (int, error) {
 	w := x.slots[s].windows
-	i := w.index(e.Group)
+	i, g := w.index(e.Group), windowGroup{e.Group, min(e.Window, maxAlign), e.BlockSize}
 	switch {
 	case i < 0 && (e.Window <= 0 || e.BlockSize == 0):
 		return 0, ErrPlaceholder
-	case e.Window <= 0 || e.BlockSize == 0, i >= 0 && w.groups[i] == windowGroup{e.Group, e.Window, e.BlockSize}:
+	case e.Window <= 0 || e.BlockSize == 0, i >= 0 && w.groups[i] == g:
 		return i, nil
 	case !x.fits(e.BlockSize) || e.BlockSize%x.cfg.BlockSize != 0:
 		return 0, ErrBlockSize
@@ -131,7 +131,7 @@ func (x *Index) announce(s Slot, e *Event) (int, error) {
 		i = len(w.groups)
 		w.groups = append(w.groups, windowGroup{})
 	}
-	w.groups[i] = windowGroup{e.Group, e.Window, e.BlockSize}
+	w.groups[i] = g
 	w.sort()
 	return i, nil
 }
@@ -332,22 +332,37 @@ func (x *Index) partsOf(s Slot) int {
 // longest returns the length in index blocks of the longest prefix of these hashes, which full
 // attention has, whose windows are there too.
 func (w *windows) longest(hashes []Hash, parts, size int) int {
-	least := 0
-	for h, t := range w.tails {
-		if t.blocks > least && t.blocks <= len(hashes) && hashes[t.blocks-1] == h {
-			least = t.blocks
-		}
+	var scans [maxWindowGroups]windowScan
+	for i, k := range w.kinds {
+		// If a block of full attention is larger, the window's blocks that end within it have no known name.
+		scans[i].step = lcm(k.block/size, parts)
+		scans[i].need = max(1, (k.window-1+k.block-1)/k.block) * (k.block / size)
+		scans[i].from = len(hashes) + 1
 	}
 	align := w.align(parts, size)
-	for n := len(hashes) / align * align; n > least; {
-		missing := w.missing(hashes[:n], parts, size)
+	n := len(hashes) / align * align
+	for n > 0 {
+		missing := w.missing(hashes[:n], &scans)
 		if missing == 0 {
-			return n
+			break
 		}
 		n = (missing - 1) / align * align // none of the lengths in between has this block
 	}
-	return least
+	if n == len(hashes) {
+		return n
+	}
+	for h, t := range w.tails {
+		if t.blocks > n && t.blocks <= len(hashes) && hashes[t.blocks-1] == h {
+			n = t.blocks
+		}
+	}
+	return n
 }
+
+// windowScan is the search of one kind: the distance of its blocks' ends, the window's length, both in
+// index blocks, and from where on all ends up to the prefix's are known to be there. So each is looked
+// at once, however many shorter prefixes the other kinds lead to.
+type windowScan struct{ step, need, from int }
 
 // align returns what the lengths of prefixes are multiples of, in index blocks.
 func (w *windows) align(parts, size int) int {
@@ -359,18 +374,18 @@ func (w *windows) align(parts, size int) int {
 }
 
 // missing returns the end of the first block that a window of this prefix lacks, 0 if all are there.
-func (w *windows) missing(hashes []Hash, parts, size int) int {
+func (w *windows) missing(hashes []Hash, scans *[maxWindowGroups]windowScan) int {
 	first := 0
-	for _, k := range w.kinds {
-		// If a block of full attention is larger, the window's blocks that end within it have no known name.
-		step := lcm(k.block/size, parts)
-		need := max(1, (k.window-1+k.block-1)/k.block) * (k.block / size)
-		for end := max(0, len(hashes)-need)/step*step + step; end <= len(hashes) && (first == 0 || end < first); end += step {
+	for i, k := range w.kinds {
+		c := &scans[i]
+		start := max(0, len(hashes)-c.need)/c.step*c.step + c.step
+		for end := start; end < c.from && end <= len(hashes) && (first == 0 || end < first); end += c.step {
 			if w.held[hashes[end-1]]&k.groups != k.groups {
 				first = end
 				break
 			}
 		}
+		c.from = start // the next prefix ends before first
 	}
 	return first
 }
