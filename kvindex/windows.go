@@ -22,7 +22,7 @@ type windows struct {
 	// held has, by a block's own hash (of its last index block if it is larger), the bits of the groups that hold it.
 	// Invariant: a bit is set only if units has one of the group under a name of the block.
 	held map[Hash]uint64
-	// lastNames and lastOwn are the blocks of full attention that were stored last.
+	// lastNames and lastOwn are the blocks of full attention that were stored last, at most maxLast.
 	lastNames []uint64
 	lastOwn   []Hash
 	// tails are ends of prompts that were sent to the target, by the own hash of their last block: the
@@ -56,6 +56,9 @@ type windowTail struct {
 
 // maxWindowGroups is as many as held has bits; maxAlign bounds the common multiple of their blocks, and windows, in tokens.
 const maxWindowGroups, maxAlign, maxTails = 64, 1 << 30, 1024
+
+// Names are searched for among maxLast last ones, in maxCompared comparisons for an event; what is not found so is looked up.
+const maxLast, maxCompared = 1 << 14, 1 << 22
 
 // Accounted sizes, measured with Go's maps.
 const windowBytes, tailBytes = 112, 56
@@ -184,12 +187,19 @@ func (x *Index) identify(s Slot, hashes []EngineHash) {
 	if n := len(hashes); n > 0 && !slices.Contains(rest, nonzero(hashes[0])) && !slices.Contains(rest, nonzero(hashes[n-1])) {
 		rest = nil // of another prompt
 	}
+	compared := 0
 	for i, h := range hashes {
 		name := nonzero(h)
-		if k := slices.Index(rest, name); k >= 0 {
+		k := slices.Index(rest, name)
+		if k >= 0 {
 			x.own[i] = uint64(own[k])
 			rest, own = rest[k+1:], own[k+1:] // both are in the order of the prompt
-		} else if n := w.names[name]; n.own != 0 {
+			continue
+		}
+		if compared += len(rest); compared > maxCompared {
+			rest = nil
+		}
+		if n := w.names[name]; n.own != 0 {
 			x.own[i] = uint64(n.own)
 		} else if p, ok := resolve(s, name); ok {
 			x.own[i] = uint64(x.linkTo(p).own)
@@ -242,19 +252,34 @@ func (w *windows) holds(name uint64, group int) bool {
 func (x *Index) learnNames(s Slot, names []EngineHash, own []uint64) {
 	w := x.slots[s].windows
 	w.lastNames, w.lastOwn = w.lastNames[:0], w.lastOwn[:0]
-	for i, h := range names {
-		name, own := nonzero(h), Hash(own[i])
-		w.lastNames, w.lastOwn = append(w.lastNames, name), append(w.lastOwn, own)
-		if _, ok := w.tails[own]; ok { // what the engine has kept is announced now
-			x.forgetTail(w, own)
-		}
-		if w.pending > 0 {
-			if n, ok := w.names[name]; ok && n.own == 0 {
+	for i := max(0, len(names)-maxLast); i < len(names); i++ {
+		w.lastNames, w.lastOwn = append(w.lastNames, nonzero(names[i])), append(w.lastOwn, Hash(own[i]))
+	}
+	for len(names) > 0 && w.pending+len(w.tails) > 0 {
+		n := min(len(names), writeStep)
+		shut := false
+		for i, h := range names[:n] {
+			name, own := nonzero(h), Hash(own[i])
+			_, kept := w.tails[own]
+			known, pending := w.names[name]
+			if pending = pending && known.own == 0; !kept && !pending {
+				continue
+			}
+			if !shut {
 				x.gate.shut()
+				shut = true
+			}
+			if kept {
+				x.forgetTail(w, own) // what the engine has kept is announced now
+			}
+			if pending {
 				w.learn(name, own, true)
-				x.gate.open()
 			}
 		}
+		if shut {
+			x.gate.open()
+		}
+		names, own = names[n:], own[n:]
 	}
 }
 
@@ -427,15 +452,16 @@ func (x *Index) unclaimTail(number uint64, c claim) {
 		return
 	}
 	if t, ok := w.tails[own]; ok && t.claim == number {
+		x.gate.shut()
 		x.forgetTail(w, own)
+		x.gate.open()
 	}
 }
 
+// forgetTail drops a tail. The gate is shut.
 func (x *Index) forgetTail(w *windows, own Hash) {
 	x.loose -= tailBytes
-	x.gate.shut()
 	delete(w.tails, own)
-	x.gate.open()
 }
 
 // forgetTails drops all tails. The gate is shut.
