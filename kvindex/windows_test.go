@@ -567,7 +567,7 @@ func longPrompt(t testing.TB, blocks int) (x *Index, s Slot, tokens []uint32, ha
 	return x, s, tokens, hashes, names
 }
 
-// A long window that is there and a short one that is not: each block is looked at once for each. Before, a lookup took the
+// A long window that is there and a short one that is not: each block is looked up one time for each. Before, a lookup took the
 // square of the blocks, 0.9 s for these.
 func TestCostOfWindowsThatDiffer(t *testing.T) {
 	x, s, _, hashes, names := longPrompt(t, 16000)
