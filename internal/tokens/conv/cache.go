@@ -93,7 +93,7 @@ func (c *Cache) SetLimit(limit int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	dropped := int(limit / 8)
-	c.texts.Limit, c.ids.Limit = dropped/2, dropped/2/4
+	c.texts, c.ids = freelist.List[byte]{Limit: dropped / 2}, freelist.List[uint32]{Limit: dropped / 2 / 4} // empty: theirs may be lower
 	c.limit.Store(limit - int64(dropped))
 	for k := range kinds {
 		c.fit(k)

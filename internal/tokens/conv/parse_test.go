@@ -176,6 +176,21 @@ func TestTheCacheIsBounded(t *testing.T) {
 	}
 }
 
+// What was evicted under a higher limit is not kept for reuse.
+func TestALowerLimitFreesWhatWasEvicted(t *testing.T) {
+	for limit, kept := range map[int64]bool{512 << 10: true, 32 << 10: false} {
+		c := New(512 << 10)
+		c.texts.Give(make([]byte, 10<<10))
+		c.ids.Give(make([]uint32, 2<<10))
+		if limit != 512<<10 {
+			c.SetLimit(limit)
+		}
+		if text, ids := c.texts.Take(10<<10), c.ids.Take(2<<10); (text != nil) != kept || (ids != nil) != kept {
+			t.Errorf("limit %d: got %d bytes and %d ids for reuse, want some: %v", limit, cap(text), cap(ids), kept)
+		}
+	}
+}
+
 // A lower limit evicts, a higher one lets more in; no cache stays none.
 func TestTheLimitChanges(t *testing.T) {
 	c := New(512 << 10)
