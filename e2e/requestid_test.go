@@ -105,11 +105,12 @@ func TestNoRequestIDOfAClientNamesAHost(t *testing.T) {
 }
 
 // Of requests with one id that run together each has its own first token: otherwise the target of one seems not to answer.
+// They run for minutes, so all of them until the test ends.
 func TestRequestsOfOneIDHaveTheirOwnFirstTokens(t *testing.T) {
 	b := newBed(t, shape{ranks: 1, engine: slow(20 * time.Millisecond), envoy: ", first_token: true"})
 	ids, targets := map[string]bool{}, map[string]bool{}
 	for i := range 3 {
-		body := []byte(fmt.Sprintf(`{"model":"demo","stream":true,"max_tokens":150,"messages":[{"role":"user","content":%q}]}`, prose(fmt.Sprint(i), 200)))
+		body := []byte(fmt.Sprintf(`{"model":"demo","stream":true,"max_tokens":15000,"messages":[{"role":"user","content":%q}]}`, prose(fmt.Sprint(i), 200)))
 		b.remember(body)
 		req, err := http.NewRequest(http.MethodPost, "http://"+b.ingress+"/v1/chat/completions", bytes.NewReader(body))
 		if err != nil {
