@@ -1,6 +1,9 @@
 package kvindex
 
-import "slices"
+import (
+	"maps"
+	"slices"
+)
 
 // Layers with a sliding window have KV-cache groups of their own. An engine takes a prefix from its
 // cache only if, besides all blocks of full attention, the last ones of each window before the
@@ -19,6 +22,8 @@ type windows struct {
 	names  map[uint64]windowName
 	// pending is the number of names whose block is not known.
 	pending int
+	// most is the most units since the maps were made: they do not shrink by themselves.
+	most int
 	// held has, by a block's own hash (of its last index block if it is larger), the bits of the groups that hold it.
 	// Invariant: a bit is set only if units has one of the group under a name of the block.
 	held map[Hash]uint64
@@ -60,11 +65,13 @@ const maxWindowGroups, maxAlign, maxTails = 64, 1 << 30, 1024
 // Names are searched for among maxLast last ones, in maxCompared comparisons for an event; what is not found so is looked up.
 const maxLast, maxCompared = 1 << 14, 1 << 22
 
-// Accounted sizes, measured with Go's maps.
-const windowBytes, tailBytes = 112, 56
+// Accounted sizes, measured with Go's maps: of a name, of its holding in one group, and of a tail.
+const windowBytes, windowUnitBytes, tailBytes = 64, 48, 56
 
 // bytes is the memory without the tails', which Index.loose counts by itself.
-func (w *windows) bytes() int { return len(w.names)*windowBytes + cap(w.lastNames)*16 }
+func (w *windows) bytes() int {
+	return len(w.names)*windowBytes + len(w.units)*windowUnitBytes + cap(w.lastNames)*16
+}
 
 // index returns a group's place in groups, -1 for none.
 func (w *windows) index(group int32) int {
@@ -171,6 +178,7 @@ func (x *Index) storeWindow(s Slot, e *Event) error {
 		x.gate.open()
 		own = own[len(hashes):]
 	}
+	w.most = max(w.most, len(w.units))
 	x.counters.stored += int64(len(e.Hashes))
 	return nil
 }
@@ -293,6 +301,20 @@ func (x *Index) removeWindow(s Slot, e *Event, group int) {
 		}
 		x.gate.open()
 	}
+	if w.most > maxTails && len(w.units) < w.most/4 {
+		held := packed(w.held)
+		w.units, w.names, w.most = packed(w.units), packed(w.names), len(w.units)
+		x.gate.shut()
+		w.held = held
+		x.gate.open()
+	}
+}
+
+// packed returns a copy that has room for what there is; maps.Clone keeps the room that there was.
+func packed[K comparable, V any](m map[K]V) map[K]V {
+	fresh := make(map[K]V, len(m))
+	maps.Copy(fresh, m)
+	return fresh
 }
 
 func (w *windows) remove(u unit, group int) bool {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -620,6 +621,45 @@ func TestCostOfUnknownNamesOfWindows(t *testing.T) {
 		t.Errorf("got %d blocks, want %d", held, len(names))
 	}
 	x.checkWindows(t)
+}
+
+// The memory of windows is what is accounted, and comes back when most blocks are removed, one by one.
+func TestMemoryOfWindows(t *testing.T) {
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	for _, groups := range []int32{1, 6, 60} {
+		x, s, _, _, _ := longPrompt(t, 1)
+		names := make([]EngineHash, 30000)
+		for i := range names {
+			names[i] = EngineHash(mixName(uint64(i + 1)))
+		}
+		empty, noted := heap(), x.bytes()
+		for g := range groups {
+			if err := x.Apply(s, &Event{Kind: Stored, Group: 1 + g, Window: 64, BlockSize: 16, Hashes: names}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		full := heap() - empty
+		noted = x.bytes() - noted
+		if full > noted*3/2 || full < noted/3 {
+			t.Errorf("%d groups: got %d bytes, noted %d", groups, full, noted)
+		}
+		for g := range groups {
+			for i := range names[10:] {
+				if err := x.Apply(s, &Event{Kind: Removed, Group: 1 + g, Hashes: names[10+i : 11+i]}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if left := heap() - empty; left > full/8 {
+			t.Errorf("%d groups, removed: got %d bytes of %d, want an eighth", groups, left, full)
+		}
+		x.checkWindows(t)
+	}
 }
 
 // BenchmarkMatchWindows looks up a prompt of 4,000 blocks that 32 targets hold, whose windows of 8 or 64 blocks are at its end,
