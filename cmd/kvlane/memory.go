@@ -40,8 +40,15 @@ func dropFilePages() {
 				end = start
 			}
 		}
-		if f := bytes.Fields(line); start < end && string(f[0]) == "Anonymous:" && string(f[1]) == "0" {
-			_, _, _ = unix.Syscall(unix.SYS_MADVISE, uintptr(start), uintptr(end-start), unix.MADV_DONTNEED)
+		switch f := bytes.Fields(line); string(f[0]) {
+		case "Anonymous:", "Swap:": // changed pages, also those that are swapped out
+			if string(f[1]) != "0" {
+				end = start
+			}
+		case "VmFlags:": // the last line of a mapping
+			if start < end {
+				_, _, _ = unix.Syscall(unix.SYS_MADVISE, uintptr(start), uintptr(end-start), unix.MADV_DONTNEED)
+			}
 		}
 	}
 }
