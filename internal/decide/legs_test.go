@@ -16,7 +16,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/rs/zerolog"
-	"go.uber.org/goleak"
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
@@ -58,7 +57,9 @@ func newPoolsWith(t *testing.T, connector, sections string) *pools {
 // newPoolsServing also sets the models.
 func newPoolsServing(t *testing.T, connector, sections string, models []*fleet.Model) *pools {
 	t.Helper()
-	goleak.VerifyNone(t)
+	if err := leaks(); err != nil {
+		t.Error(err)
+	}
 	rules := "routing: {disagg: {mode: threshold, threshold: 0}}\n"
 	if strings.Contains(sections, "routing:") {
 		rules = ""
@@ -99,7 +100,9 @@ func newPoolsServing(t *testing.T, connector, sections string, models []*fleet.M
 		if n := d.router.Live(); n != 0 {
 			t.Errorf("%d reservations are left", n)
 		}
-		goleak.VerifyNone(t)
+		if err := leaks(); err != nil {
+			t.Error(err)
+		}
 	})
 	return p
 }
