@@ -91,7 +91,7 @@ func page(t *testing.T, url string) (status int, body string) {
 // until polls a page until it is as wanted.
 func until(t *testing.T, url string, want func(status int, body string) bool) (status int, body string) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(4 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if status, body = page(t, url); want(status, body) {
 			return status, body
 		}
