@@ -359,6 +359,89 @@ func TestWindowsNeverOverCreditWithinABudget(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) { windowHistory(t, 6000) })
 }
 
+// Whatever groups, windows, blocks and names events have, what lookups read is what was stored, and nothing is left of a slot.
+func TestStrangeWindows(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		x, err := New(Config{BlockSize: windowIndexBlock, MaxBytes: rapid.SampledFrom([]int64{0, 20000}).Draw(t, "budget")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := time.Unix(1000, 0)
+		var tokens []uint32
+		for i := range 32 {
+			tokens = append(tokens, uint32(i/windowIndexBlock))
+		}
+		hashes := x.hasher.AppendHashes(nil, x.hasher.Seed("m", "", ""), tokens, windowIndexBlock)
+		t.Repeat(map[string]func(*rapid.T){
+			"events": func(t *rapid.T) {
+				for range rapid.IntRange(1, 12).Draw(t, "events") {
+					s, err := x.Add(Target{Worker: "w", Rank: rapid.Int32Range(0, 1).Draw(t, "rank")}, "m", 0)
+					if err != nil {
+						t.Fatal(err)
+					}
+					e := Event{
+						Kind: rapid.SampledFrom([]EventKind{Stored, Stored, Stored, Removed, Removed, Removed, Stored, Cleared}).Draw(t, "kind"),
+						Tier: rapid.SampledFrom([]Tier{Device, Device, Device, Disk, NumTiers}).Draw(t, "tier"), Group: rapid.Int32Range(-1, 80).Draw(t, "group"),
+						Window:    rapid.SampledFrom([]int{math.MinInt, -1, 0, 1, 4, 9, 1 << 30, math.MaxInt}).Draw(t, "window"),
+						BlockSize: rapid.SampledFrom([]int{-4, 0, 1, 4, 6, 8, 12, 20, 28, 1 << 20, math.MaxInt}).Draw(t, "block"),
+					}
+					if rapid.Bool().Draw(t, "few groups") {
+						e.Group = max(0, e.Group%3)
+					}
+					for range rapid.IntRange(0, 8).Draw(t, "blocks") {
+						e.Hashes = append(e.Hashes, EngineHash(rapid.IntRange(0, 12).Draw(t, "name")))
+					}
+					if rapid.Bool().Draw(t, "full") {
+						for i := range e.Hashes { // one name for a block, as engines have it
+							e.Hashes[i] = EngineHash(i + 1)
+						}
+						e.Window, e.BlockSize, e.Tokens = 0, 4, tokens[:4*len(e.Hashes)]
+					}
+					_ = x.Apply(s, &e)
+				}
+			},
+			"send": func(t *rapid.T) {
+				n := rapid.IntRange(0, len(hashes)).Draw(t, "blocks")
+				c := x.SpeculatePrompt(Slot(rapid.IntRange(0, 3).Draw(t, "slot")), hashes[:n], rapid.IntRange(-1, 40).Draw(t, "tokens"), now)
+				if rapid.Bool().Draw(t, "refused") {
+					x.Withdraw(c)
+				}
+				now = now.Add(20 * time.Second)
+				x.Expire(now)
+			},
+			"drop": func(t *rapid.T) { x.Drop(Slot(rapid.IntRange(0, 3).Draw(t, "slot"))) },
+			"copy": func(t *rapid.T) {
+				var b bytes.Buffer
+				y, _ := New(x.cfg)
+				if err := x.Dump(&b, nil); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := y.Load(&b); err != nil {
+					t.Fatal(err)
+				}
+				y.checkWindows(t)
+			},
+			"": func(t *rapid.T) {
+				checkInvariants(t, x)
+				x.checkWindows(t)
+				var m Matches
+				x.MatchPrompt(hashes, rapid.IntRange(-1, 40).Draw(t, "of tokens"), &m)
+				for _, h := range m.Holders {
+					if n := int(h.Total() + h.Speculative); n < 1 || n > len(hashes) {
+						t.Fatalf("got %d blocks of %d", n, len(hashes))
+					}
+				}
+			},
+		})
+		for i := range x.slots {
+			x.Drop(Slot(i))
+		}
+		if x.loose != 0 || len(x.windows) != 0 {
+			t.Fatalf("after dropping all: %d loose bytes, %d slots with windows, want none", x.loose, len(x.windows))
+		}
+	})
+}
+
 // promptOf are tokens of blocks, and their hashes for the model "m".
 func promptOf(x *Index, blocks ...uint32) ([]uint32, []Hash) {
 	var tokens []uint32
