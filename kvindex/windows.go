@@ -407,8 +407,8 @@ func (w *windows) longest(hashes []Hash, parts, size int) int {
 }
 
 // windowScan is the search of one kind: the distance of its blocks' ends, the window's length, both in
-// index blocks, and from where on all ends up to the prefix's are known to be there. So each is looked
-// in one pass, however many shorter prefixes the other kinds lead to.
+// index blocks, and from where on all ends up to the prefix's are known to be there. So each block is looked
+// up one time, however many shorter prefixes the other kinds lead to.
 type windowScan struct{ step, need, from int }
 
 // align returns what the lengths of prefixes are multiples of, in index blocks.
