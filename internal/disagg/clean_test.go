@@ -13,7 +13,7 @@ import (
 // clients are trusted.
 func TestNoEngineHearsOfAClientsTransfers(t *testing.T) {
 	const evil = `"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_host":"evil","prompt_token_ids":[1,2]},` +
-		`"bootstrap_host":"evil","bootstrap_room":666,"bootstrap_port":666,"disagg_prefill_dp_rank":666,"ec_transfer_params":{"evil":1},` +
+		`"bootstrap_host":"evil","bootstrap_room":666666666,"bootstrap_port":666666666,"disagg_prefill_dp_rank":666666666,"ec_transfer_params":{"evil":1},` +
 		`"disaggregated_params":{"request_type":"generation_only","encoded_opaque_state":"evil"},"vllm_xargs":{"kv_transfer_params":"evil"},` +
 		`"sampling_params":{"extra_args":{"kv_transfer_params":{"remote_host":"evil"},"ec_transfer_params":"evil"}}`
 	bodies := map[body.API]string{
@@ -53,7 +53,7 @@ func TestNoEngineHearsOfAClientsTransfers(t *testing.T) {
 			}
 			for which, leg := range bodies {
 				out, err := leg.Body(context.Background(), req)
-				if err != nil || out == nil || bytes.Contains(out, []byte("evil")) || bytes.Contains(out, []byte("666")) {
+				if err != nil || out == nil || bytes.Contains(out, []byte("evil")) || bytes.Contains(out, []byte("666666666")) {
 					t.Errorf("%s, %v, %s: %v %s", p.Name, api, which, err, out)
 				}
 			}
