@@ -152,7 +152,11 @@ func TestExpressions(t *testing.T) {
 // Labels that an alert's summary uses must be kept by its expression.
 func TestAlertLabels(t *testing.T) {
 	mentioned := regexp.MustCompile(`\$labels\.([a-z]+)`)
-	n := 0
+	content, err := os.ReadFile(filepath.Join(root, "docs", "troubleshooting.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, n := string(content), 0
 	for _, o := range monitored(t) {
 		for _, rule := range list(o, "spec", "groups", 0, "rules") {
 			n++
@@ -167,6 +171,9 @@ func TestAlertLabels(t *testing.T) {
 			}
 			if got, want := text(rule, "annotations", "runbook_url"), "/docs/troubleshooting.md#"+strings.ToLower(text(rule, "alert")); !strings.HasSuffix(got, want) {
 				t.Errorf("%s: got the runbook %q, want …%s", text(rule, "alert"), got, want)
+			}
+			if !strings.Contains(page, "\n### "+text(rule, "alert")+"\n") {
+				t.Errorf("%s: docs/troubleshooting.md has no section of this name", text(rule, "alert"))
 			}
 			if s := text(rule, "labels", "severity"); s != "warning" && s != "critical" {
 				t.Errorf("%s has severity %q", text(rule, "alert"), s)
