@@ -492,7 +492,7 @@ func (c *checker) predict(source string, seed kvindex.Hash, ids []uint32) int {
 	}
 	h := c.sink.index.Hasher()
 	hashes := h.AppendHashes(nil, seed, ids, c.block)
-	c.sink.index.MatchPrompt(hashes, len(ids), &c.matches)
+	c.sink.index.Match(hashes, &c.matches) // ids are without the last token
 	for _, t := range p.Targets() {
 		for i := range c.matches.Holders {
 			if m := &c.matches.Holders[i]; m.Slot == c.sink.slot(t) {
