@@ -12,7 +12,6 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	connectionsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
 	heapv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/fixed_heap/v3"
-	"github.com/goccy/go-yaml"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/anypb"
 )
@@ -21,14 +20,7 @@ import (
 // so is the wait for a Kvlane that hangs. docs/envoy-hardening.md has the reasons.
 func TestBootstrapBoundsWhatIsHeldOpen(t *testing.T) {
 	for name, o := range shapes() {
-		text, err := Bootstrap(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		js, err := yaml.YAMLToJSON(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		js := bootstrapJSON(t, o)
 		var b bootstrapv3.Bootstrap
 		if err := protojson.Unmarshal(js, &b); err != nil {
 			t.Fatal(err)

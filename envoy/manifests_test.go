@@ -122,6 +122,20 @@ func removes(v any, in bool) (names []string, envoys bool) {
 	return names, envoys
 }
 
+// bootstrapJSON is the bootstrap of these options in JSON.
+func bootstrapJSON(t *testing.T, o Options) []byte {
+	t.Helper()
+	text, err := Bootstrap(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	js, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
+
 // Headers that a client must not set are removed at every entrance, no more and no fewer: by the Envoys of this
 // package, by gateways with the manifests or the chart, and by Kvlane itself, for gateways that cannot be
 // configured to do so (InferencePool).
@@ -134,14 +148,7 @@ func TestEveryEntranceTakesTheSameHeadersOff(t *testing.T) {
 	}
 	entrances := map[string][]json.RawMessage{}
 	for name, o := range shapes() {
-		text, err := Bootstrap(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		js, err := yaml.YAMLToJSON(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		js := bootstrapJSON(t, o)
 		entrances["bootstrap of "+name] = []json.RawMessage{js}
 	}
 	for _, file := range []string{"manifests/istio-envoyfilter/envoyfilter.yaml", "manifests/envoy-gateway/policies.yaml", "../docs/examples/compose/envoy.yaml",

@@ -54,10 +54,11 @@ type Index struct {
 	// parts is, by slot, the number of index blocks in an engine block; slots past its end have
 	// 1.
 	parts []uint32
-	// windows is, by slot, what slotState.windows is; slots past its end have none.
+	// windows is slotState.windows by slot, for lookups, which do not read slots; slots past its end
+	// have none.
 	windows  []*windows
 	postings int64 // bytes of all slots' lists
-	loose    int64 // estimated bytes of all slots' aliases and pages
+	loose    int64 // estimated bytes of all slots' aliases, pages and windows
 
 	claims     claimQueue
 	origin     atomic.Pointer[time.Time] // the time of the first Speculate; nil before

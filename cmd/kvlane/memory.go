@@ -40,12 +40,13 @@ func dropFilePages() {
 				end = start
 			}
 		}
-		switch f := bytes.Fields(line); string(f[0]) {
-		case "Anonymous:", "Swap:": // changed pages, also those that are swapped out
-			if string(f[1]) != "0" {
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		switch string(name) {
+		case "Anonymous", "Swap": // changed pages, also those that are swapped out
+			if string(bytes.TrimSpace(value)) != "0 kB" {
 				end = start
 			}
-		case "VmFlags:": // the last line of a mapping
+		case "VmFlags": // the last line of a mapping
 			if start < end {
 				_, _, _ = unix.Syscall(unix.SYS_MADVISE, uintptr(start), uintptr(end-start), unix.MADV_DONTNEED)
 			}

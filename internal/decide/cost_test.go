@@ -549,8 +549,9 @@ func tool(schema string) string {
 	return message + `,"tools":[{"type":"function","function":{"name":"f","parameters":{` + schema + `}}}]`
 }
 
-func TestCostOfPrompts(t *testing.T) {
-	prepared(t)
+// qwen3 is a model that takes everything that bodies may have.
+func qwen3(t *testing.T) *shape.Model {
+	t.Helper()
 	all, err := tokenizers()
 	if err != nil {
 		t.Fatal(err)
@@ -560,6 +561,12 @@ func TestCostOfPrompts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return m
+}
+
+func TestCostOfPrompts(t *testing.T) {
+	prepared(t)
+	m := qwen3(t)
 	for api, shapes := range requests {
 		for name, fields := range shapes {
 			for _, engine := range []shape.Engine{shape.VLLM, shape.SGLang, shape.TRTLLM} {
@@ -688,15 +695,7 @@ func TestCostOfTemplates(t *testing.T) {
 // whatever a decision does with a body is in it.
 func TestCostOfDecisions(t *testing.T) {
 	prepared(t)
-	all, err := tokenizers()
-	if err != nil {
-		t.Fatal(err)
-	}
-	takes := true
-	m, err := shape.New(all["qwen3"], shape.Options{ToolParser: true, Multimodal: &takes})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := qwen3(t)
 	paths := map[body.API]string{body.Chat: "/v1/chat/completions", body.Completions: "/v1/completions", body.Responses: "/v1/responses", body.Messages: "/v1/messages"}
 	const number = "00000000"
 	for engine, connector := range map[string]string{"vllm": "connector: p2p-nccl", "sglang": "", "trtllm": ""} {

@@ -41,9 +41,9 @@ func newLegs(c *config.Config) (*disagg.Runner, error) {
 	return legs, nil
 }
 
-// answerBytes bounds the answers of prefill legs by a share of their own: they do not take the
-// room of bodies.
-func answerBytes(c *config.Config) int64 { return int64(c.Limits.Bodies.Bytes) / 4 }
+// answerBytes bounds the answers of prefill legs by a share of their own, rounded up since 0 means unbounded:
+// they do not take the room of bodies.
+func answerBytes(c *config.Config) int64 { return (int64(c.Limits.Bodies.Bytes) + 3) / 4 }
 
 // legBudget reserves a tenth of Envoy's message timeout, at most 5 s, for everything but
 // the legs.

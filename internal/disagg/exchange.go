@@ -82,7 +82,7 @@ type Exchange struct {
 	Unique          Unique
 
 	flake  uint64
-	answer answer
+	charge charge
 }
 
 // Begin starts an attempt with a prefill side and discards the state of an earlier one.
@@ -93,7 +93,7 @@ func (x *Exchange) Begin(prefill Side, u Unique) {
 
 // End takes the prefill engine's answer off the runner's Room. The caller calls it once it needs
 // neither the answer nor the failure any more.
-func (x *Exchange) End() { x.answer.free() }
+func (x *Exchange) End() { x.charge.free() }
 
 // number returns the attempt's number, the same on both legs.
 func (x *Exchange) number(p *Protocol) uint64 {

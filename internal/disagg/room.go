@@ -20,26 +20,26 @@ var errNoRoom = errors.New("no room for answers of prefill legs")
 // perByte is the memory of a byte that was read: io.ReadAll joins the pieces at the end.
 const perByte = 2
 
-// answer is the memory of one request's answers. It must not be copied.
-type answer struct {
+// charge is what one request's answers take of a Room. It must not be copied.
+type charge struct {
 	room  *Room
 	bytes int64
 }
 
 // of returns a reader of src that takes what it reads into account. It fails with errNoRoom
 // above the bound, except while no other answer is held.
-func (a *answer) of(src io.Reader) io.Reader { return &accounted{src, a} }
+func (c *charge) of(src io.Reader) io.Reader { return &accounted{src, c} }
 
-func (a *answer) free() {
-	if a.bytes > 0 {
-		a.room.held.Add(-a.bytes)
-		a.bytes = 0
+func (c *charge) free() {
+	if c.bytes > 0 {
+		c.room.held.Add(-c.bytes)
+		c.bytes = 0
 	}
 }
 
 type accounted struct {
 	src io.Reader
-	*answer
+	*charge
 }
 
 func (a *accounted) Read(p []byte) (int, error) {

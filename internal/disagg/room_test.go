@@ -25,11 +25,11 @@ func TestAnswersShareTheirRoom(t *testing.T) {
 	s := NewSender("", "")
 	defer s.Close()
 	var room Room
-	send := func(a *answer, seen io.Writer) ([]byte, error) {
+	send := func(a *charge, seen io.Writer) ([]byte, error) {
 		t.Helper()
 		return s.Send(t.Context(), &sending{srv.Listener.Addr().String(), "/", http.Header{}, nil}, a, seen)
 	}
-	fits := func(a *answer) {
+	fits := func(a *charge) {
 		t.Helper()
 		if raw, err := send(a, nil); err != nil || len(raw) != size {
 			t.Errorf("got %d bytes, %v", len(raw), err)
@@ -41,7 +41,7 @@ func TestAnswersShareTheirRoom(t *testing.T) {
 		}
 		return f
 	}
-	first, second, third := &answer{room: &room}, &answer{room: &room}, &answer{room: &room}
+	first, second, third := &charge{room: &room}, &charge{room: &room}, &charge{room: &room}
 	room.SetMost(2 * perByte * size)
 	fits(first)
 	fits(second)

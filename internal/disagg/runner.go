@@ -135,8 +135,8 @@ func (r *Runner) run(ctx context.Context, c *Call) (res Result, err error) {
 	if r.Protocol.AtOnce {
 		return r.concurrent(ctx, c, out)
 	}
-	x.answer.room = &r.Answers
-	raw, err := r.sender.Send(ctx, out, &x.answer, nil)
+	x.charge.room = &r.Answers
+	raw, err := r.sender.Send(ctx, out, &x.charge, nil)
 	if err != nil {
 		return res, err
 	}
@@ -159,9 +159,9 @@ func (r *Runner) concurrent(ctx context.Context, c *Call, leg *sending) (res Res
 	ended, late := c.Ended, c.Late // the goroutine must not keep the request alive
 	r.wg.Go(func() {
 		defer stop()
-		seen, a := body.NewUsageScanner(false), answer{room: &r.Answers}
-		defer a.free()
-		_, err := r.sender.Send(running, leg, &a, seen)
+		seen, charged := body.NewUsageScanner(false), charge{room: &r.Answers}
+		defer charged.free()
+		_, err := r.sender.Send(running, leg, &charged, seen)
 		var usage *Usage
 		if err == nil {
 			usage = usageOf(seen)

@@ -136,15 +136,15 @@ type sending struct {
 	body          []byte
 }
 
-// Send posts a leg to a worker and returns the body of its answer, which is held in a, or is
+// Send posts a leg to a worker and returns the body of its answer, which is charged to c, or is
 // only passed to seen, if that is not nil. ctx limits its duration. The error is a *FailureError.
-func (s *Sender) Send(ctx context.Context, l *sending, a *answer, seen io.Writer) ([]byte, error) {
+func (s *Sender) Send(ctx context.Context, l *sending, c *charge, seen io.Writer) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, prefillURL+l.path, bytes.NewReader(l.body))
 	if err != nil {
 		return nil, &FailureError{Outcome: Unusable, Err: withoutURL(err)}
 	}
 	req.Header = l.header
-	return s.ask(req, l.address, true, maxAnswer, a, seen)
+	return s.ask(req, l.address, true, maxAnswer, c, seen)
 }
 
 // prefillURL is that of all requests to the listener, which ignores the host: they share its
@@ -154,7 +154,7 @@ const prefillURL = "http://prefill"
 // ask sends a request for prefillURL to an address, with listener through Envoy's if there is one,
 // and returns the body of the answer, at most limit bytes. An answer with status 200 is only
 // passed to seen, if that is not nil.
-func (s *Sender) ask(req *http.Request, address string, listener bool, limit int64, a *answer, seen io.Writer) ([]byte, error) {
+func (s *Sender) ask(req *http.Request, address string, listener bool, limit int64, c *charge, seen io.Writer) ([]byte, error) {
 	client, ctx := &s.through, req.Context()
 	if req.Host = address; listener && s.pickHeader != "" {
 		req.Header.Set(s.pickHeader, address)
@@ -169,7 +169,7 @@ func (s *Sender) ask(req *http.Request, address string, listener bool, limit int
 	if resp.StatusCode != http.StatusOK {
 		limit, seen = maxRefuse, nil
 	}
-	raw, n, err := read(io.LimitReader(resp.Body, limit+1), a, seen)
+	raw, n, err := read(io.LimitReader(resp.Body, limit+1), c, seen)
 	switch {
 	case errors.Is(err, errNoRoom) && resp.StatusCode == http.StatusOK:
 		return nil, &FailureError{Outcome: NoRoom, Err: err}
@@ -185,13 +185,13 @@ func (s *Sender) ask(req *http.Request, address string, listener bool, limit int
 	return nil, &FailureError{Outcome: blame(resp.StatusCode), Status: resp.StatusCode, Body: raw, Header: resp.Header}
 }
 
-// read reads all of src into a, or into seen, if that is not nil, and returns its length.
-func read(src io.Reader, a *answer, seen io.Writer) (raw []byte, n int64, err error) {
+// read reads all of src, charged to c, or into seen, if that is not nil, and returns its length.
+func read(src io.Reader, c *charge, seen io.Writer) (raw []byte, n int64, err error) {
 	if seen != nil {
 		n, err = io.Copy(seen, src)
 		return nil, n, err
 	}
-	raw, err = io.ReadAll(a.of(src))
+	raw, err = io.ReadAll(c.of(src))
 	return raw, int64(len(raw)), err
 }
 
@@ -236,8 +236,8 @@ func (s *Sender) Get(ctx context.Context, address, path string, api bool) ([]byt
 	if err != nil {
 		return nil, &FailureError{Outcome: Unusable, Err: err}
 	}
-	a := answer{room: new(Room)} // at most one page of a worker
-	raw, err := s.ask(req, address, api, maxPage, &a, nil)
+	free := charge{room: new(Room)} // not charged: at most one page of a worker
+	raw, err := s.ask(req, address, api, maxPage, &free, nil)
 	if f, ok := errors.AsType[*FailureError](err); ok && f.Outcome == Refused {
 		return nil, &FailureError{Outcome: Failed, Status: f.Status}
 	}

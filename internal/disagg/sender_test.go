@@ -67,7 +67,7 @@ func TestOutcomesOfALeg(t *testing.T) {
 				time.AfterFunc(20*time.Millisecond, cancel)
 			}
 			defer cancel()
-			_, err := s.Send(ctx, &sending{address, "/x", http.Header{}, []byte("{}")}, &answer{room: new(Room)}, nil)
+			_, err := s.Send(ctx, &sending{address, "/x", http.Header{}, []byte("{}")}, &charge{room: new(Room)}, nil)
 			if c.want == OK {
 				if err != nil {
 					t.Fatal(err)
@@ -106,7 +106,7 @@ func TestALegThroughAListener(t *testing.T) {
 	s := NewSender("unix:"+path, "x-pick")
 	defer s.Close()
 	x := &Exchange{ID: "id"}
-	got, err := s.Send(t.Context(), &sending{"10.0.0.1:80", "/v1/x?y=1", x.LegHeader(&Leg{}, func(func(string, string)) {}), []byte("{}")}, &answer{room: new(Room)}, nil)
+	got, err := s.Send(t.Context(), &sending{"10.0.0.1:80", "/v1/x?y=1", x.LegHeader(&Leg{}, func(func(string, string)) {}), []byte("{}")}, &charge{room: new(Room)}, nil)
 	if want := `{"pick":"10.0.0.1:80","host":"10.0.0.1:80","path":"/v1/x?y=1","agent":""}`; err != nil || string(got) != want {
 		t.Errorf("%s %v", got, err)
 	}
