@@ -5,23 +5,18 @@ package envoy
 import (
 	"cmp"
 	_ "embed"
-	"errors"
 	"fmt"
 	"net"
 	"regexp"
 	"strconv"
 	"strings"
-	"time"
 
+	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/steering"
 )
 
 // Cluster is the name of the workers' cluster in the bootstrap and in the XDS server.
 const Cluster = "model_servers"
-
-// PrefillHeader has the pick of a prefill leg for the prefill listener, which turns it into
-// metadata and removes it.
-const PrefillHeader = steering.PrefillPick
 
 // Modes of the request and response bodies, as Envoy spells them.
 const (
@@ -31,75 +26,7 @@ const (
 	BodyFullDuplex = "FULL_DUPLEX_STREAMED"
 )
 
-// Options are the parameters of a bootstrap. Addresses are "host:port", "[v6]:port" or
-// "unix:/path"; a path that starts with @ is an abstract socket.
-type Options struct {
-	NodeID string
-	// Ingress is where clients connect, Admin is Envoy's own admin listener, Kvlane is
-	// the socket of ext_proc, ADS and access log.
-	Ingress, Admin, Kvlane string
-	// Replicas are the addresses of all replicas of Kvlane, names allowed, in place of Kvlane;
-	// empty if there is one.
-	Replicas []string
-	// Conversations are the headers with a conversation's id, in order. The first one that a
-	// request has selects its replica; a request without any is spread by its id.
-	Conversations []string
-	// CertFile and KeyFile are Envoy's client certificate for Kvlane, CAFile and ServerName what
-	// Kvlane's must be signed by and name; "" means plaintext.
-	CertFile, KeyFile, CAFile, ServerName string
-	// Prefill is the listener for prefill legs; "" leaves it out.
-	Prefill string
-	// MaxBody is the largest request body in bytes; more is answered 413.
-	MaxBody int64
-	// MessageTimeout bounds the time for which Kvlane may hold a request after asking for
-	// more time; StallTimeout is how long Envoy waits for a Kvlane that does not answer.
-	MessageTimeout, StallTimeout time.Duration
-	// RequestTimeout bounds the time from a request's first byte until its body has arrived
-	// and Kvlane has decided.
-	RequestTimeout time.Duration
-	// MaxHeap is the size in bytes of Envoy's heap near which it sheds load.
-	MaxHeap int64
-	// ConnectionAge closes clients' connections of that age, after the running answer; 0
-	// never does.
-	ConnectionAge time.Duration
-	// UpstreamIdle closes idle connections to engines.
-	UpstreamIdle time.Duration
-	// FailClosed answers 503 if Kvlane made no pick, instead of choosing the least busy
-	// worker.
-	FailClosed bool
-	// FirstToken adds the observing filter, AccessLog the gRPC access log.
-	FirstToken, AccessLog bool
-	// Paths are the paths that clients reach, "*" at the end for all below; other paths are answered
-	// 404. DefaultPaths stands for InferencePaths. Empty: every path of the engines.
-	Paths []string
-	// Strip are further headers that are removed from every client request.
-	Strip []string
-	// RequestBody and ResponseBody are processing modes; "" means BUFFERED and NONE.
-	RequestBody, ResponseBody string
-	// ModeOverride lets Kvlane request the response bodies that it changes.
-	ModeOverride bool
-}
-
-// Defaults returns the options of the standalone shape.
-func Defaults() Options {
-	return Options{
-		NodeID:         "kvlane",
-		Ingress:        "127.0.0.1:8080",
-		Admin:          "127.0.0.1:9901",
-		MaxBody:        32 << 20,
-		MessageTimeout: 300 * time.Second,
-		StallTimeout:   2 * time.Second,
-		RequestTimeout: time.Minute,
-		MaxHeap:        1536 << 20,
-		ConnectionAge:  time.Minute,
-		UpstreamIdle:   4 * time.Second,
-		Paths:          []string{DefaultPaths},
-		RequestBody:    BodyBuffered,
-		ResponseBody:   BodyNone,
-	}
-}
-
-// DefaultPaths stands for InferencePaths in Options.Paths.
+// DefaultPaths stands for InferencePaths in envoy.paths.
 const DefaultPaths = "default"
 
 // InferencePaths returns the paths with which clients generate, embed, rank and count: those of the OpenAI, Anthropic and Cohere
@@ -143,20 +70,13 @@ func StripHeaders() []string { return steering.AtEnvoy() }
 //go:embed bootstrap.yaml.tmpl
 var bootstrapText string
 
-// Bootstrap returns the YAML of a bootstrap.
-func Bootstrap(o Options) ([]byte, error) {
-	o.RequestBody, o.ResponseBody = cmp.Or(o.RequestBody, BodyBuffered), cmp.Or(o.ResponseBody, BodyNone)
-	if o.MaxBody <= 0 || o.MaxBody > 1<<32-1 {
-		return nil, fmt.Errorf("largest body of %d bytes: Envoy takes 1 to %d", o.MaxBody, uint32(1<<32-1))
-	}
-	if o.NodeID == "" {
-		return nil, errors.New("node id is empty")
-	}
-	values, err := o.values()
+// Bootstrap returns the YAML of the bootstrap of a configuration.
+func Bootstrap(c *config.Config) ([]byte, error) {
+	v, err := values(c)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}
-	text, err := render(bootstrapText, values)
+	text, err := render(bootstrapText, v)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}
@@ -164,55 +84,57 @@ func Bootstrap(o Options) ([]byte, error) {
 }
 
 // values are the template's variables, as YAML text.
-func (o *Options) values() (vars, error) {
-	duplex := o.RequestBody == BodyFullDuplex
+func values(c *config.Config) (vars, error) {
+	e := &c.Envoy
 	var removals []string
-	for _, h := range append(StripHeaders(), o.Strip...) {
+	for _, h := range append(StripHeaders(), c.Tenants.Stripped()...) {
 		removals = append(removals, "{remove: "+h+"}")
 	}
+	requestTimeout := e.UploadTimeout
+	if c.Disagg.Connector != "" || c.Waits() { // Envoy's timer runs until Kvlane has decided
+		requestTimeout += e.MessageTimeout
+	}
 	v := vars{
-		"NodeID":         o.NodeID,
-		"MaxBody":        strconv.FormatInt(o.MaxBody, 10),
-		"MessageTimeout": seconds(o.MessageTimeout),
-		"StallTimeout":   seconds(min(o.StallTimeout, o.MessageTimeout)),
-		"RequestTimeout": seconds(o.RequestTimeout),
-		"MaxHeap":        strconv.FormatInt(o.MaxHeap, 10),
-		"UpstreamIdle":   seconds(o.UpstreamIdle),
+		"MaxBody":        strconv.FormatInt(int64(c.Limits.MaxBody), 10),
+		"MessageTimeout": seconds(e.MessageTimeout),
+		"StallTimeout":   seconds(min(e.StallTimeout, e.MessageTimeout)),
+		"RequestTimeout": seconds(requestTimeout),
+		"MaxHeap":        strconv.FormatInt(int64(e.MaxHeap), 10),
 		"ConnectionAge":  "",
-		"FirstToken":     o.FirstToken,
-		"AccessLog":      o.AccessLog,
-		"CertFile":       o.CertFile,
-		"KeyFile":        o.KeyFile,
-		"CAFile":         o.CAFile,
-		"ServerName":     o.ServerName,
-		"RequestBody":    o.RequestBody,
-		"ResponseBody":   o.ResponseBody,
-		"ModeOverride":   o.ModeOverride,
-		"Paths":          pathPattern(o.Paths),
+		"FirstToken":     e.FirstToken,
+		"AccessLog":      e.AccessLog,
+		"CertFile":       e.CertFile,
+		"KeyFile":        e.KeyFile,
+		"CAFile":         e.CAFile,
+		"ServerName":     e.ServerName,
+		"RequestBody":    e.RequestBody,
+		"ResponseBody":   e.ResponseBody,
+		"ModeOverride":   c.Disagg.Usage == config.UsageOfPrefill,
+		"Paths":          pathPattern(e.Paths),
 		"StripHeaders":   strings.Join(removals, ", "),
 		// With a retry policy behind a full-duplex filter Envoy 1.40 sends a body that ends
 		// with trailers twice.
-		"Retries":      !duplex,
+		"Retries":      e.RequestBody != BodyFullDuplex,
 		"Prefill":      "",
-		"Replicas":     len(o.Replicas) > 0,
-		"HashReplicas": len(o.Replicas) > 0,
+		"Replicas":     len(e.Replicas) > 0,
+		"HashReplicas": len(e.Replicas) > 0,
 	}
-	conversations := make([]vars, 0, len(o.Conversations))
-	for _, h := range o.Conversations {
+	conversations := make([]vars, 0, len(c.Routing.Headers))
+	for _, h := range c.Routing.Headers {
 		conversations = append(conversations, vars{"Key": h})
 	}
 	v["Conversations"] = conversations
-	if o.ConnectionAge != 0 {
-		v["ConnectionAge"] = seconds(o.ConnectionAge)
+	if e.ConnectionAge != 0 {
+		v["ConnectionAge"] = seconds(e.ConnectionAge)
 	}
-	clusters := []vars{{"Name": Cluster, "FailClosed": o.FailClosed}}
-	if o.Prefill != "" {
+	clusters := []vars{{"Name": Cluster, "FailClosed": e.FailClosed}}
+	if e.Prefill != "" {
 		// A prefill leg without a usable pick must fail: at any other worker its result
 		// would be useless.
 		clusters = append(clusters, vars{"Name": "prefill_servers", "FailClosed": true})
 	}
 	v["Clusters"] = clusters
-	for _, a := range []struct{ name, address string }{{"Admin", o.Admin}, {"Ingress", o.Ingress}, {"Prefill", o.Prefill}} {
+	for _, a := range []struct{ name, address string }{{"Admin", e.Admin}, {"Ingress", e.Ingress}, {"Prefill", e.Prefill}} {
 		if a.name == "Prefill" && a.address == "" {
 			continue
 		}
@@ -222,9 +144,9 @@ func (o *Options) values() (vars, error) {
 		}
 		v[a.name] = text
 	}
-	kvlanes := o.Replicas
+	kvlanes := e.Replicas
 	if len(kvlanes) == 0 {
-		kvlanes = []string{o.Kvlane}
+		kvlanes = []string{c.Listen.Address}
 	}
 	endpoints := make([]string, 0, len(kvlanes))
 	byName := false
@@ -234,7 +156,7 @@ func (o *Options) values() (vars, error) {
 			return nil, fmt.Errorf("kvlane %w", err)
 		}
 		endpoints = append(endpoints, "{endpoint: {address: "+text+"}}")
-		if host, _, err := net.SplitHostPort(a); err == nil && len(o.Replicas) > 0 && net.ParseIP(host) == nil {
+		if host, _, err := net.SplitHostPort(a); err == nil && len(e.Replicas) > 0 && net.ParseIP(host) == nil {
 			byName = true
 		}
 	}
@@ -242,7 +164,9 @@ func (o *Options) values() (vars, error) {
 	return v, nil
 }
 
-func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) + "s" }
+func seconds(d config.Duration) string {
+	return strconv.FormatFloat(d.Std().Seconds(), 'f', -1, 64) + "s"
+}
 
 func addressYAML(s string) (string, error) {
 	if path, ok := strings.CutPrefix(s, "unix:"); ok {

@@ -29,7 +29,7 @@ func TestBootstrapBoundsWhatIsHeldOpen(t *testing.T) {
 		for _, m := range b.GetOverloadManager().GetResourceMonitors() {
 			switch m := decoded(t, m.GetTypedConfig()).(type) {
 			case *heapv3.FixedHeapConfig:
-				bounds["heap"] = m.GetMaxHeapSizeBytes() == uint64(o.MaxHeap)
+				bounds["heap"] = m.GetMaxHeapSizeBytes() == uint64(o.Envoy.MaxHeap)
 			case *connectionsv3.DownstreamConnectionsConfig:
 				n := m.GetMaxActiveDownstreamConnections()
 				bounds["connections"] = n > 0 && n <= 65535
@@ -54,19 +54,19 @@ func TestBootstrapBoundsWhatIsHeldOpen(t *testing.T) {
 		bounds["streams of a connection"] = streams > 0 && streams <= 1024
 		headers := h.GetRequestHeadersTimeout().AsDuration()
 		bounds["time of headers"] = headers > 0 && headers <= 30*time.Second
-		bounds["time of a body"] = h.GetRequestTimeout().AsDuration() == o.RequestTimeout && o.RequestTimeout > 0
+		bounds["time of a body"] = h.GetRequestTimeout().AsDuration() == o.Envoy.UploadTimeout.Std() && o.Envoy.UploadTimeout > 0
 		bounds["time of an answer's end"] = h.GetStreamFlushTimeout().AsDuration() > 0
 		bounds["paths as the engine reads them"] = h.GetNormalizePath().GetValue() && h.GetMergeSlashes() &&
 			h.GetPathWithEscapedSlashesAction() == hcmv3.HttpConnectionManager_UNESCAPE_AND_FORWARD
 		for _, f := range h.GetHttpFilters() {
 			if p, ok := decoded(t, f.GetTypedConfig()).(*extprocv3.ExternalProcessor); ok && f.GetName() == "kvlane" {
-				bounds["wait for a decision"] = p.GetMessageTimeout().AsDuration() == o.StallTimeout && p.GetMaxMessageTimeout().AsDuration() == o.MessageTimeout
+				bounds["wait for a decision"] = p.GetMessageTimeout().AsDuration() == o.Envoy.StallTimeout.Std() && p.GetMaxMessageTimeout().AsDuration() == o.Envoy.MessageTimeout.Std()
 			}
 		}
 		bounds["size of a body"] = true
 		for _, r := range h.GetRouteConfig().GetVirtualHosts()[0].GetRoutes() {
 			if r.GetRoute() != nil && len(r.GetRoute().GetUpgradeConfigs()) == 0 {
-				bounds["size of a body"] = bounds["size of a body"] && int64(r.GetRequestBodyBufferLimit().GetValue()) == o.MaxBody
+				bounds["size of a body"] = bounds["size of a body"] && int64(r.GetRequestBodyBufferLimit().GetValue()) == int64(o.Limits.MaxBody)
 			}
 		}
 		for what, is := range bounds {
@@ -78,8 +78,9 @@ func TestBootstrapBoundsWhatIsHeldOpen(t *testing.T) {
 			t.Errorf("%s: got %d bounds, want 14: %v", name, len(bounds), bounds)
 		}
 	}
-	if d := Defaults(); d.StallTimeout < time.Second || d.StallTimeout > 5*time.Second || d.RequestTimeout > 5*time.Minute {
-		t.Errorf("got %v for a Kvlane that hangs and %v for an upload by default, want 1 to 5 s, and 5 minutes at most", d.StallTimeout, d.RequestTimeout)
+	e := defaults().Envoy
+	if stall, upload := e.StallTimeout.Std(), e.UploadTimeout.Std(); stall < time.Second || stall > 5*time.Second || upload > 5*time.Minute {
+		t.Errorf("got %v for a Kvlane that hangs and %v for an upload by default, want 1 to 5 s, and 5 minutes at most", stall, upload)
 	}
 }
 

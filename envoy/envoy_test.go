@@ -23,6 +23,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/kvlane/kvlane/internal/config"
+
 	// Extensions that the bootstrap names.
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/grpc/v3"
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
@@ -41,34 +43,38 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 )
 
-func shapes() map[string]Options {
-	plain := Defaults()
-	plain.Kvlane = "unix:/run/kvlane/kvlane.sock"
+func defaults() *config.Config {
+	c := config.Default()
+	return &c
+}
+
+func shapes() map[string]*config.Config {
+	plain := config.Default()
 	all := plain
-	all.FailClosed, all.FirstToken, all.AccessLog = true, true, true
-	all.Prefill = "unix:@kvlane-prefill"
+	all.Envoy.FailClosed, all.Envoy.FirstToken, all.Envoy.AccessLog = true, true, true
+	all.Envoy.Prefill = "unix:@kvlane-prefill"
 	duplex := plain
-	duplex.RequestBody, duplex.ResponseBody = BodyFullDuplex, BodyFullDuplex
-	duplex.Kvlane = "127.0.0.1:9002"
+	duplex.Envoy.RequestBody, duplex.Envoy.ResponseBody = BodyFullDuplex, BodyFullDuplex
+	duplex.Listen.Address = "127.0.0.1:9002"
 	replicas, named := all, plain
-	replicas.Replicas, replicas.Conversations = []string{"127.0.0.1:9002", "[::1]:9003"}, []string{"x-session-id", "x-correlation-id"}
-	named.Replicas = []string{"kvlane.test:9002"}
+	replicas.Envoy.Replicas, replicas.Routing.Headers = []string{"127.0.0.1:9002", "[::1]:9003"}, []string{"x-session-id", "x-correlation-id"}
+	named.Envoy.Replicas = []string{"kvlane.test:9002"}
 	open := all
-	open.Paths = []string{DefaultPaths, "/*"}
-	return map[string]Options{"every path": open, "standalone": plain, "everything": all, "full duplex": duplex, "replicas": replicas, "replicas by name": named}
+	open.Envoy.Paths = []string{DefaultPaths, "/*"}
+	return map[string]*config.Config{"every path": &open, "standalone": &plain, "everything": &all, "full duplex": &duplex, "replicas": &replicas, "replicas by name": &named}
 }
 
 func TestPathPattern(t *testing.T) {
 	for want, paths := range map[string][]string{
 		"":               {DefaultPaths, "/*"},
 		`/a\.b|/v1/x/.*`: {"/a.b", "/v1/x/*"},
-		pathPattern(Defaults().Paths) + "|/health": {DefaultPaths, "/health"},
+		pathPattern(defaults().Envoy.Paths) + "|/health": {DefaultPaths, "/health"},
 	} {
 		if got := pathPattern(paths); got != want {
 			t.Errorf("%q: got %q, want %q", paths, got, want)
 		}
 	}
-	served := regexp.MustCompile("^(?:" + pathPattern(Defaults().Paths) + ")$")
+	served := regexp.MustCompile("^(?:" + pathPattern(defaults().Envoy.Paths) + ")$")
 	for path, want := range map[string]bool{
 		"/v1/chat/completions": true, "/v1/models": true, "/v1/responses/resp_1/cancel": true, "/v2/rerank": true, "/generate": true,
 		"/metrics": false, "/health": false, "/reset_prefix_cache": false, "/v1/load_lora_adapter": false, "/generate/": false, "/": false,
@@ -135,20 +141,17 @@ func TestBootstrapIsAcceptedByEnvoy(t *testing.T) {
 
 func TestBootstrapRefusesWhatEnvoyWould(t *testing.T) {
 	for _, c := range []struct {
-		change func(*Options)
+		change func(*config.Config)
 		want   string
 	}{
-		{func(o *Options) { o.Kvlane = "" }, `kvlane address ""`},
-		{func(o *Options) { o.Replicas = []string{"127.0.0.1"} }, `kvlane address "127.0.0.1"`},
-		{func(o *Options) { o.Admin = "localhost" }, `admin address "localhost"`},
-		{func(o *Options) { o.Ingress = ":70000" }, `ingress address ":70000": port`},
-		{func(o *Options) { o.Prefill = "x" }, `prefill address "x"`},
-		{func(o *Options) { o.MaxBody = 0 }, "largest body of 0 bytes"},
-		{func(o *Options) { o.MaxBody = 1 << 32 }, "largest body of 4294967296 bytes"},
-		{func(o *Options) { o.NodeID = "" }, "node id is empty"},
+		{func(c *config.Config) { c.Listen.Address = "" }, `kvlane address ""`},
+		{func(c *config.Config) { c.Envoy.Replicas = []string{"127.0.0.1"} }, `kvlane address "127.0.0.1"`},
+		{func(c *config.Config) { c.Envoy.Admin = "localhost" }, `admin address "localhost"`},
+		{func(c *config.Config) { c.Envoy.Ingress = ":70000" }, `ingress address ":70000": port`},
+		{func(c *config.Config) { c.Envoy.Prefill = "x" }, `prefill address "x"`},
 	} {
 		o := shapes()["standalone"]
-		c.change(&o)
+		c.change(o)
 		if out, err := Bootstrap(o); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v and %d bytes, want %q", err, len(out), c.want)
 		}

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/steering"
 )
 
@@ -70,7 +71,7 @@ func TestWhatEveryEnvoyOfOursSets(t *testing.T) {
 		failed := 2 * (number(check[1]) + max(number(check[2]), number(check[3])))
 		first := number(ping[2])
 		last := first + 1.15*number(ping[1]) // Envoy's jitter is 15 %
-		if stall := Defaults().StallTimeout.Seconds(); failed >= first || last > stall {
+		if stall := defaults().Envoy.StallTimeout.Std().Seconds(); failed >= first || last > stall {
 			t.Errorf("%s: got checks that have failed after %v s and pings that end a connection after %v to %v s, want the checks first, and all within %v s", file, failed, first, last, stall)
 		}
 	}
@@ -122,8 +123,8 @@ func removes(v any, in bool) (names []string, envoys bool) {
 	return names, envoys
 }
 
-// bootstrapJSON is the bootstrap of these options in JSON.
-func bootstrapJSON(t *testing.T, o Options) []byte {
+// bootstrapJSON is the bootstrap of a configuration in JSON.
+func bootstrapJSON(t *testing.T, o *config.Config) []byte {
 	t.Helper()
 	text, err := Bootstrap(o)
 	if err != nil {

@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/kvlane/kvlane/internal/config"
 )
 
 // stopGrace is how long Envoy has to stop after SIGTERM before it is killed.
@@ -38,11 +40,11 @@ func Find(path string) (string, error) {
 	return found, nil
 }
 
-// Start writes the bootstrap of o into dir, runs binary with it and waits until it is
+// Start writes the bootstrap of c into dir, runs binary with it and waits until it is
 // ready. Envoy's log goes to dir/envoy.log. concurrency is the number of worker threads, 0
 // for one per core.
-func Start(ctx context.Context, binary, dir string, o Options, concurrency int) (*Process, error) {
-	text, err := Bootstrap(o)
+func Start(ctx context.Context, binary, dir string, c *config.Config, concurrency int) (*Process, error) {
+	text, err := Bootstrap(c)
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +52,7 @@ func Start(ctx context.Context, binary, dir string, o Options, concurrency int) 
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}
-	return Run(ctx, binary, dir, file, o.Admin, concurrency)
+	return Run(ctx, binary, dir, file, c.Envoy.Admin, concurrency)
 }
 
 // Run is like Start for an existing bootstrap file; admin is the address of its admin

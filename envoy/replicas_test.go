@@ -106,14 +106,14 @@ func TestConversationsStayWithTheirReplica(t *testing.T) {
 	if bin == "" {
 		t.Skip("ENVOY is not set: `make test` sets it")
 	}
-	o := Defaults()
-	o.Ingress, o.Admin = freeAddress(t), freeAddress(t)
-	o.FirstToken = true
-	o.Conversations = []string{"x-session-id", "x-correlation-id"}
+	o := defaults()
+	o.Envoy.Ingress, o.Envoy.Admin = freeAddress(t), freeAddress(t)
+	o.Envoy.FirstToken = true
+	o.Routing.Headers = []string{"x-session-id", "x-correlation-id"}
 	var replicas []*replica
 	for i := range 3 {
 		replicas = append(replicas, startReplica(t, i))
-		o.Replicas = append(o.Replicas, replicas[i].address)
+		o.Envoy.Replicas = append(o.Envoy.Replicas, replicas[i].address)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -125,7 +125,7 @@ func TestConversationsStayWithTheirReplica(t *testing.T) {
 	client := &http.Client{Timeout: 20 * time.Second}
 	defer client.CloseIdleConnections()
 	send := func(headers ...string) (number, id string) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+o.Ingress+"/v1/models", http.NoBody)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+o.Envoy.Ingress+"/v1/models", http.NoBody)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -233,7 +233,7 @@ func TestConversationsStayWithTheirReplica(t *testing.T) {
 	if stayed*100 < all*65 {
 		t.Errorf("with one of three replicas gone %d of %d conversations of the others stayed, want most", stayed, all)
 	}
-	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(get(t, "http://"+o.Admin+"/clusters"), replicas[1].address+"::health_flags::/failed_active_hc"); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(get(t, "http://"+o.Envoy.Admin+"/clusters"), replicas[1].address+"::health_flags::/failed_active_hc"); time.Sleep(20 * time.Millisecond) {
 		for c := range home {
 			if got, _ := send(headerOf(c), c); got == "" {
 				t.Errorf("conversation %s: no replica decided", c)

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"text/template"
 	"time"
+
+	"github.com/kvlane/kvlane/internal/config"
 )
 
 // TestRenderIsTextTemplate compares the bootstraps of every combination of options
@@ -14,26 +16,30 @@ func TestRenderIsTextTemplate(t *testing.T) {
 	distinct := map[string]bool{}
 	for bits := range 1 << 8 {
 		on := func(i int) bool { return bits>>i&1 == 1 }
-		o := Defaults()
-		o.Kvlane = "127.0.0.1:9002"
-		o.FailClosed, o.FirstToken, o.AccessLog, o.ModeOverride = on(0), on(1), on(2), on(3)
+		o := defaults()
+		e := &o.Envoy
+		o.Listen.Address = "127.0.0.1:9002"
+		e.FailClosed, e.FirstToken, e.AccessLog = on(0), on(1), on(2)
+		if on(3) {
+			o.Disagg.Usage = config.UsageOfPrefill
+		}
 		if on(4) {
-			o.Prefill, o.Kvlane = "unix:@prefill", `unix:/run/a "b"`
+			e.Prefill, o.Listen.Address = "unix:@prefill", `unix:/run/a "b"`
 		}
 		if on(5) {
-			o.RequestBody, o.ResponseBody = BodyFullDuplex, BodyFullDuplex
+			e.RequestBody, e.ResponseBody = BodyFullDuplex, BodyFullDuplex
 		}
 		if on(6) {
-			o.ConnectionAge, o.UpstreamIdle = 0, 1500*time.Millisecond
+			e.ConnectionAge, e.UploadTimeout = 0, config.Duration(1500*time.Millisecond)
 		}
 		if on(7) {
-			o.Replicas, o.Conversations = []string{"kvlane:9002", "[::1]:9002"}, []string{"x-session-id", "x-other"}
+			e.Replicas, o.Routing.Headers = []string{"kvlane:9002", "[::1]:9002"}, []string{"x-session-id", "x-other"}
 		}
 		ours, err := Bootstrap(o)
 		if err != nil {
 			t.Fatalf("%+v: %v", o, err)
 		}
-		values, err := o.values()
+		values, err := values(o)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -61,8 +61,8 @@ const readiness = `{{- if .Readiness}}
   - name: kvlane
 `
 
-// bootstrapHelper defines "kvlane.bootstrap", whose argument has the keys of envoy.Options
-// and the lists that package envoy derives.
+// bootstrapHelper defines "kvlane.bootstrap", whose argument has the keys of the
+// template and the lists that package envoy derives.
 func bootstrapHelper(text string) ([]byte, error) {
 	for _, r := range replacements {
 		if !strings.Contains(text, r.old) {
@@ -87,8 +87,6 @@ func bootstrapHelper(text string) ([]byte, error) {
 		fmt.Fprintf(&b, "- %s\n", h)
 	}
 	b.WriteString("{{- end }}\n")
-	fmt.Fprintf(&b, "{{- define \"kvlane.upstreamIdle\" }}%ds{{ end }}\n", int(envoy.Defaults().UpstreamIdle.Seconds()))
-	fmt.Fprintf(&b, "{{- define \"kvlane.nodeID\" }}%s{{ end }}\n", envoy.Defaults().NodeID)
 	fmt.Fprintf(&b, "{{- define \"kvlane.bootstrap\" -}}\n%s{{- end }}\n", text)
 	return []byte(b.String()), nil
 }

@@ -175,29 +175,7 @@ func runEnvoyConfig(_ context.Context, io streams, args []string) error {
 	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
-	return printOf(io, *file, func(c *config.Config) ([]byte, error) { return envoy.Bootstrap(envoyOptions(c)) })
-}
-
-// envoyOptions returns the bootstrap options of a configuration.
-func envoyOptions(c *config.Config) envoy.Options {
-	o := envoy.Defaults()
-	o.Ingress, o.Admin, o.Kvlane = c.Envoy.Ingress, c.Envoy.Admin, c.Listen.Address
-	o.Replicas, o.Conversations = c.Envoy.Replicas, c.Routing.Headers
-	o.Prefill, o.Paths = c.Envoy.Prefill, c.Envoy.Paths
-	o.MaxBody = int64(c.Limits.MaxBody)
-	o.MessageTimeout, o.StallTimeout = c.Envoy.MessageTimeout.Std(), c.Envoy.StallTimeout.Std()
-	o.RequestTimeout = c.Envoy.UploadTimeout.Std()
-	if c.Disagg.Connector != "" || c.Waits() {
-		o.RequestTimeout += o.MessageTimeout
-	}
-	o.CertFile, o.KeyFile, o.CAFile, o.ServerName = c.Envoy.CertFile, c.Envoy.KeyFile, c.Envoy.CAFile, c.Envoy.ServerName
-	o.MaxHeap = int64(c.Envoy.MaxHeap)
-	o.ConnectionAge = c.Envoy.ConnectionAge.Std()
-	o.FailClosed, o.FirstToken, o.AccessLog = c.Envoy.FailClosed, c.Envoy.FirstToken, c.Envoy.AccessLog
-	o.RequestBody, o.ResponseBody = c.Envoy.RequestBody, c.Envoy.ResponseBody
-	o.Strip = c.Tenants.Stripped()
-	o.ModeOverride = c.Disagg.Usage == config.UsageOfPrefill
-	return o
+	return printOf(io, *file, envoy.Bootstrap)
 }
 
 func runSchema(_ context.Context, io streams, args []string) error {

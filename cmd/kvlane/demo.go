@@ -177,7 +177,7 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 			return err
 		}
 	}
-	if d.envoy, err = envoy.Start(ctx, binary, d.dir, envoyOptions(d.config), 1); err != nil {
+	if d.envoy, err = envoy.Start(ctx, binary, d.dir, d.config, 1); err != nil {
 		return err
 	}
 	return d.waitReady(ctx)

@@ -9,12 +9,12 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/kvlane/kvlane/envoy"
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/steering"
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/kvindex"
@@ -32,7 +32,7 @@ func newLegs(c *config.Config) (*disagg.Runner, error) {
 	}
 	legs, err := disagg.NewRunner(c.Disagg.Connector,
 		disagg.Options{Append: c.Disagg.FirstToken == "append", Trust: c.Disagg.Trust, Machine: rand.Uint64()},
-		disagg.RunnerOptions{Proxy: c.Envoy.Prefill, Header: envoy.PrefillHeader, Timeout: c.Disagg.Timeout.Std(), HeadStart: c.Disagg.HeadStart.Std(),
+		disagg.RunnerOptions{Proxy: c.Envoy.Prefill, Header: steering.PrefillPick, Timeout: c.Disagg.Timeout.Std(), HeadStart: c.Disagg.HeadStart.Std(),
 			Budget: legBudget(c.Envoy.MessageTimeout.Std())})
 	if err != nil {
 		return nil, err

@@ -61,7 +61,7 @@ var mayImport = map[string]string{
 	"internal/disagg":       "internal/config internal/steering internal/tokens/body",
 	"internal/steering":     "",
 	"internal/gateway":      "extproc internal/workers",
-	"envoy":                 "internal/steering",
+	"envoy":                 "internal/config internal/steering",
 	"charts/...":            "envoy internal/config",
 	"internal/config":       "internal/hub routing",
 	"internal/hub":          "",
@@ -88,7 +88,7 @@ var mayImport = map[string]string{
 	"internal/fleet": "extproc internal/config internal/observe internal/steering internal/tokens/body internal/tokens/conv internal/tokens/shape " +
 		"internal/workers/... kvindex/... proto/... routing",
 	"internal/observe": "extproc kvindex/... routing",
-	"internal/decide": "envoy extproc internal/config internal/disagg internal/fleet internal/observe " +
+	"internal/decide": "extproc internal/config internal/disagg internal/fleet internal/observe internal/steering " +
 		"internal/tokens/body internal/tokens/conv internal/tokens/shape kvindex routing",
 
 	// The engine simulator is the other side: of Kvlane it knows prompts and their ids.

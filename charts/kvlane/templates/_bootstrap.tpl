@@ -59,11 +59,9 @@
 - x-session-affinity
 - x-multi-turn-session-id
 {{- end }}
-{{- define "kvlane.upstreamIdle" }}4s{{ end }}
-{{- define "kvlane.nodeID" }}kvlane{{ end }}
 {{- define "kvlane.bootstrap" -}}
 # Envoy in front of Kvlane. Written by `kvlane envoy-config`; every value that is not Envoy's default says why.
-node: {id: {{.NodeID}}, cluster: kvlane}
+node: {id: kvlane, cluster: kvlane}
 admin: {address: {{include "kvlane.envoyAddress" .Admin}}, ignore_global_conn_limit: true}
 dynamic_resources:
   ads_config: {api_type: GRPC, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: kvlane,
@@ -344,7 +342,7 @@ static_resources:
     typed_extension_protocol_options:
       envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
         "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
-        common_http_protocol_options: {idle_timeout: {{$.UpstreamIdle}}}   # below the engine's keep-alive (5 s), so that no request meets a closing connection
+        common_http_protocol_options: {idle_timeout: 4s}   # below the engine's keep-alive (5 s), so that no request meets a closing connection
         explicit_http_config: {http_protocol_options: {}}
 {{- end}}
 {{- end }}

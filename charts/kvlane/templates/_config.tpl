@@ -153,7 +153,6 @@
 {{- $kvlane = printf "%s:%d" (include "kvlane.extProcHost" .) (int64 .Values.extProcPort) }}
 {{- end }}
 {{- include "kvlane.bootstrap" (dict
-  "NodeID" (include "kvlane.nodeID" .)
   "Ingress" (printf "0.0.0.0:%d" (int64 $p.port))
   "Admin" "127.0.0.1:9901"
   "Kvlane" $kvlane
@@ -175,7 +174,6 @@
   "KeyFile" "/etc/kvlane-tls/tls.key"
   "CAFile" "/etc/kvlane-tls/ca.crt"
   "ServerName" .Values.tls.serverName
-  "UpstreamIdle" (include "kvlane.upstreamIdle" .)
   "FirstToken" $p.firstToken
   "AccessLog" (include "kvlane.accessLog" .)
   "RequestBody" $p.requestBody
