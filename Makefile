@@ -251,6 +251,7 @@ lint: $(BIN)/golangci-lint-$(GOLANGCI_VERSION) $(BIN)/actionlint-$(ACTIONLINT_VE
 generate: ## Makes the generated files anew (protobuf, JSON schema, tables, reference pages)
 	@./proto/generate.sh
 	@go test -count=1 -vet=off -run '^TestSchema$$' ./internal/config -update >/dev/null
+	@go test -count=1 -vet=off -run '^TestGenerated$$' ./charts/chartgen -update >/dev/null
 	@go generate ./...
 	@go test -count=1 -vet=off -run '^TestReference' ./cmd/kvlane ./internal/config ./internal/observe -update >/dev/null
 

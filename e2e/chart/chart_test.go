@@ -35,44 +35,6 @@ func TestUnit(t *testing.T) {
 	}
 }
 
-// README.md, values.schema.json and the bootstrap follow from values.yaml, the
-// schema of kvlane.yaml and the template of package envoy.
-func TestGenerated(t *testing.T) {
-	dir := t.TempDir()
-	for _, name := range []string{"charts/kvlane/values.yaml", "internal/config/schema.json", "envoy/bootstrap.yaml.tmpl"} {
-		content, err := os.ReadFile(filepath.Join(root, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		at := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(at), 0o750); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(at, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.MkdirAll(filepath.Join(dir, "charts/kvlane/templates"), 0o750); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := run(nil, "go", "run", root+"/charts/chartgen", "--", dir); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"README.md", "values.schema.json", "templates/_bootstrap.tpl"} {
-		want, err := os.ReadFile(filepath.Join(dir, "charts/kvlane", name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := os.ReadFile(filepath.Join(chart, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if string(got) != string(want) {
-			t.Errorf("%s is not current: run `make generate`", name)
-		}
-	}
-}
-
 // Every documented example: the objects fit strict schemas, Kvlane takes its
 // configuration, Envoy takes its own, which is what `kvlane envoy-config` prints.
 func TestExamples(t *testing.T) {

@@ -62,7 +62,7 @@ var mayImport = map[string]string{
 	"internal/steering":     "",
 	"internal/gateway":      "extproc internal/workers",
 	"envoy":                 "internal/config internal/steering",
-	"charts/...":            "envoy internal/config",
+	"charts/...":            "",
 	"internal/config":       "internal/hub routing",
 	"internal/hub":          "",
 	"internal/layout":       "",
