@@ -30,7 +30,11 @@ func TestMain(m *testing.M) {
 		fmt.Println("skipped: needs Helm and more, which `make test-chart` builds (KVLANE_CHART_TOOLS, KVLANE or ENVOY is not set)")
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if schemaFolder != "" {
+		_ = os.RemoveAll(schemaFolder)
+	}
+	os.Exit(code)
 }
 
 // run returns the standard output of a command; an error holds its standard error.

@@ -139,8 +139,12 @@ func checkValues(t *testing.T, args ...string) {
 // conform checks a stream of that many objects against the strict schemas.
 func conform(t *testing.T, rendered string, objects int) {
 	t.Helper()
+	folder, err := schemas()
+	if err != nil {
+		t.Fatal(err)
+	}
 	out, err := run(strings.NewReader(rendered), tool("kubeconform"), "-strict", "-summary", "-output", "json",
-		"-schema-location", tools+"/schemas/{{.ResourceKind}}{{.KindSuffix}}.json", "-")
+		"-schema-location", folder+"/{{.ResourceKind}}{{.KindSuffix}}.json", "-")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,12 +1,4 @@
-// Command schemas writes strict JSON schemas for kubeconform from the OpenAPI
-// document of the Kubernetes API server and from CRDs.
-//
-//	schemas OUT swagger.json crd.yaml...
-//
-// A file is {kind}-{first label of the group}-{version}.json and holds all
-// definitions that it needs. Objects take no fields beyond those of their
-// properties, as kubectl's server-side validation has it.
-package main
+package chart
 
 import (
 	"encoding/json"
@@ -18,54 +10,52 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/goccy/go-yaml"
 )
 
-func main() {
-	if len(os.Args) < 3 {
-		fmt.Fprintln(os.Stderr, "usage: schemas OUT swagger.json crd.yaml...")
-		os.Exit(2)
-	}
-	if err := run(os.Args[1], os.Args[2], os.Args[3:]); err != nil {
-		fmt.Fprintln(os.Stderr, "schemas:", err)
-		os.Exit(1)
-	}
-}
+// schemaFolder is where schemas writes; TestMain removes it.
+var schemaFolder string
 
-func run(out, swagger string, crds []string) error {
-	if err := os.MkdirAll(out, 0o750); err != nil {
-		return err
+// schemas makes strict JSON schemas for kubeconform, once, from the OpenAPI document of the Kubernetes API server and from CRDs,
+// which build.sh fetches, and returns their folder.
+//
+// A file is {kind}-{first label of the group}-{version}.json and holds all definitions that it needs. Objects take no fields
+// beyond those of their properties, as kubectl's server-side validation has it.
+var schemas = sync.OnceValues(func() (folder string, err error) {
+	if schemaFolder, err = os.MkdirTemp("", "kvlane-schemas-"); err != nil {
+		return "", err
 	}
-	n, err := builtin(out, swagger)
-	if err != nil {
-		return err
+	if err := builtin(schemaFolder, filepath.Join(tools, "schemas", "swagger.json")); err != nil {
+		return "", err
+	}
+	crds, err := filepath.Glob(filepath.Join(tools, "schemas", "crds", "*"))
+	if err == nil && len(crds) == 0 {
+		err = errors.New("no CRDs: run build.sh")
 	}
 	for _, file := range crds {
-		m, err := custom(out, file)
-		if err != nil {
-			return fmt.Errorf("%s: %w", file, err)
+		if err := custom(schemaFolder, file); err != nil {
+			return "", fmt.Errorf("%s: %w", file, err)
 		}
-		n += m
 	}
-	fmt.Fprintln(os.Stdout, n, "kinds")
-	return nil
-}
+	return schemaFolder, err
+})
 
 // schema is any JSON value in a schema.
 type schema = map[string]any
 
 // builtin writes the kinds of the API server.
-func builtin(out, swagger string) (int, error) {
+func builtin(out, swagger string) error {
 	text, err := os.ReadFile(swagger)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	var doc struct {
 		Definitions map[string]schema `json:"definitions"`
 	}
 	if err := json.Unmarshal(text, &doc); err != nil {
-		return 0, fmt.Errorf("%s: %w", swagger, err)
+		return fmt.Errorf("%s: %w", swagger, err)
 	}
 	for name, d := range doc.Definitions {
 		switch {
@@ -77,29 +67,26 @@ func builtin(out, swagger string) (int, error) {
 			doc.Definitions[name] = strict(d, false).(schema)
 		}
 	}
-	n := 0
 	for name, d := range doc.Definitions {
 		kinds, _ := d["x-kubernetes-group-version-kind"].([]any)
 		for _, k := range kinds {
 			id := k.(schema)
 			whole := schema{"$ref": "#/definitions/" + name, "definitions": closure(doc.Definitions, name)}
-			if err := write(out, id["kind"].(string), id["group"].(string), id["version"].(string), whole); err != nil {
-				return 0, err
+			if err := writeSchema(out, id["kind"].(string), id["group"].(string), id["version"].(string), whole); err != nil {
+				return err
 			}
-			n++
 		}
 	}
-	return n, nil
+	return nil
 }
 
 // custom writes the kinds of a file of CRDs.
-func custom(out, file string) (int, error) {
+func custom(out, file string) error {
 	f, err := os.Open(file)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer f.Close()
-	n := 0
 	for docs := yaml.NewDecoder(f); ; {
 		var crd struct {
 			Kind string `yaml:"kind"`
@@ -118,9 +105,9 @@ func custom(out, file string) (int, error) {
 		}
 		switch err := docs.Decode(&crd); {
 		case errors.Is(err, io.EOF):
-			return n, nil
+			return nil
 		case err != nil:
-			return n, err
+			return err
 		}
 		if crd.Kind != "CustomResourceDefinition" {
 			continue
@@ -130,10 +117,9 @@ func custom(out, file string) (int, error) {
 			properties := s["properties"].(schema)
 			properties["metadata"] = schema{"type": "object"}
 			properties["apiVersion"], properties["kind"] = schema{"type": "string"}, schema{"type": "string"}
-			if err := write(out, crd.Spec.Names.Kind, crd.Spec.Group, v.Name, s); err != nil {
-				return n, err
+			if err := writeSchema(out, crd.Spec.Names.Kind, crd.Spec.Group, v.Name, s); err != nil {
+				return err
 			}
-			n++
 		}
 	}
 }
@@ -205,7 +191,7 @@ func references(v any) []string {
 	return found
 }
 
-func write(out, kind, group, version string, s schema) error {
+func writeSchema(out, kind, group, version string, s schema) error {
 	label, _, _ := strings.Cut(group, ".")
 	parts := slices.DeleteFunc([]string{kind, label, version}, func(s string) bool { return s == "" })
 	text, err := json.Marshal(s)
