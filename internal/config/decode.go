@@ -17,8 +17,8 @@ import (
 	"github.com/goccy/go-yaml/ast"
 )
 
-// renamed maps old paths to new ones; [] stands for any index, equally often on both sides.
-// Old keys are still read, with a warning. A renamed key of a worker needs an entry for
+// renamed maps the paths of old keys, with [] for any index, to their new names in the same
+// section. Old keys are still read, with a warning. A renamed key of a worker needs an entry for
 // each section with workers; in a workers file paths begin with [].
 var renamed = map[string]string{}
 
@@ -35,29 +35,12 @@ type decoder struct {
 	bad, note          report // append to problems and to warnings
 	anchors            map[string]ast.Node
 	aliases            int
-	moved              []moved
 	meant              map[string]bool // paths of keys that unknown ones are likely meant to be
-}
-
-// moved is the value of a renamed key.
-type moved struct {
-	value    ast.Node
-	from, to string
 }
 
 func (d *decoder) document(body ast.Node, root reflect.Value) {
 	ast.Walk(d, body)
 	d.decode(body, root, "", "")
-	for _, m := range d.moved {
-		if _, both := d.at[m.to]; both {
-			d.bad(m.from, "is the old name of %s, which is set too: remove the old one", m.to)
-			continue
-		}
-		d.note(m.from, "is now called %s: rename it", m.to)
-		d.at[m.to] = d.at[m.from]
-		field, rules := find(root, m.to)
-		d.decode(m.value, field, m.to, rules)
-	}
 }
 
 // missing is the key that a section lacks, as an argument of a report.
@@ -180,13 +163,19 @@ func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
 	for _, e := range entries {
 		at := join(path, e.key)
 		d.at[at] = e.place
-		if field, rules, known := fieldByKey(v, e.key); known {
-			d.decode(e.value, field, at, rules)
-		} else if to, ok := renamed[index.ReplaceAllString(at, "[]")]; ok {
-			for _, i := range index.FindAllString(at, -1) {
-				to = strings.Replace(to, "[]", i, 1)
+		field, rules, known := fieldByKey(v, e.key)
+		if name := renamed[index.ReplaceAllString(at, "[]")]; !known && name != "" {
+			to := join(path, name)
+			if slices.ContainsFunc(entries, func(e entry) bool { return e.key == name }) {
+				d.bad(at, "is the old name of %s, which is set too: remove the old one", to)
+				continue
 			}
-			d.moved = append(d.moved, moved{e.value, at, to})
+			d.note(at, "is now called %s: rename it", to)
+			d.at[to], at = e.place, to
+			field, rules, known = fieldByKey(v, name)
+		}
+		if known {
+			d.decode(e.value, field, at, rules)
 		} else {
 			d.bad(at, "unknown key%s", d.unknownHint(path, e.key, v))
 		}
@@ -442,25 +431,6 @@ func allocated(v reflect.Value) reflect.Value {
 		setDefaults(v.Elem())
 	}
 	return v.Elem()
-}
-
-// find returns the field at a path, with its jsonschema tag; the zero Value if there is
-// none.
-func find(v reflect.Value, path string) (field reflect.Value, rules string) {
-	for step := range strings.SplitSeq(path, ".") {
-		key, i, listed := strings.Cut(step, "[")
-		if v = allocated(v); key != "" {
-			v, rules, _ = fieldByKey(v, key)
-		}
-		if !v.IsValid() {
-			break
-		}
-		if listed {
-			n, _ := strconv.Atoi(strings.TrimSuffix(i, "]"))
-			v = v.Index(n)
-		}
-	}
-	return v, rules
 }
 
 // inline is the tag of a struct whose keys belong to its parent.
