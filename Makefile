@@ -59,7 +59,7 @@ run-fleet: able build envoy ## The same with three replicas of Kvlane that route
 	@$(call demo,--replicas 3)
 
 .PHONY: demo-check
-demo-check: able build envoy ## Plays the demonstrations once; exits 0 only if later turns went to the rank that cached the first, replicas killed meanwhile too
+demo-check: able build envoy ## Plays the demonstrations once; exits 0 only if later turns went to the rank that cached the first
 	@$(BIN)/kvlane demo --check --envoy $(ENVOY)
 	@$(BIN)/kvlane demo --pd --check --envoy $(ENVOY)
 	@$(BIN)/kvlane demo --replicas 3 --check --envoy $(ENVOY)

@@ -2,13 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/kvlane/kvlane/envoy"
@@ -101,85 +99,4 @@ Kill replicas meanwhile, one by one, and start them again:
 		fmt.Fprintf(w, "  %d  kill -9 %-7d  %s serve --config %s &   (admin http://%s)\n", i+1, m.cmd.Process.Pid, self, m.file, m.admin)
 	}
 	fmt.Fprintln(w, "\nThe page, top and explain above show replica 1; --admin names another one's port. Stop what you have started yourself.")
-}
-
-// checkFleet plays conversations while all replicas but one are killed, one after the other.
-// No request may fail, and no conversation may change its rank.
-func (d *demo) checkFleet(ctx context.Context) error {
-	const conversations = 9
-	var mu sync.Mutex
-	ranks := map[int]map[string]int{} // turns by rank, of each conversation
-	unrouted, turns := 0, 0
-	var failed error
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	var wg sync.WaitGroup
-	for n := range conversations {
-		ranks[n] = map[string]int{}
-		wg.Go(func() {
-			messages := []map[string]string{{"role": "user", "content": fmt.Sprintf("Reader %d. %s", n, demoSystem)}}
-			for ctx.Err() == nil {
-				t, err := d.chat(ctx, messages, fmt.Sprint("reader-", n))
-				if ctx.Err() != nil {
-					return
-				}
-				mu.Lock()
-				turns++
-				switch {
-				case errors.Is(err, errNotRouted):
-					unrouted++
-				case err != nil:
-					failed = errors.Join(failed, fmt.Errorf("conversation %d: %w", n+1, err))
-				default:
-					ranks[n][t.Target]++
-				}
-				mu.Unlock()
-				if len(messages) < 9 && err == nil {
-					messages = append(messages, map[string]string{"role": "assistant", "content": t.Text}, map[string]string{"role": "user", "content": "And then?"})
-				}
-			}
-		})
-	}
-	// since returns once every conversation has had that number of further turns.
-	since := func(more int) error {
-		count := func(n int) (sum int) {
-			mu.Lock()
-			defer mu.Unlock()
-			for _, c := range ranks[n] {
-				sum += c
-			}
-			return sum
-		}
-		for n := range conversations {
-			for want := count(n) + more; count(n) < want; time.Sleep(10 * time.Millisecond) {
-				if ctx.Err() != nil {
-					return fmt.Errorf("conversation %d is not answered any more: %w", n+1, context.Cause(ctx))
-				}
-			}
-		}
-		return nil
-	}
-	err := since(3)
-	for i, m := range d.members[1:] {
-		if err == nil {
-			m.kill()
-			mu.Lock()
-			fmt.Fprintf(d.io.out, "replica %d is killed, %d requests so far\n", i+2, turns)
-			mu.Unlock()
-			err = since(3)
-		}
-	}
-	stop()
-	wg.Wait()
-	if err := errors.Join(err, failed); err != nil {
-		return err
-	}
-	for n := range conversations {
-		if len(ranks[n]) != 1 {
-			return fmt.Errorf("conversation %d changed its rank: %v", n+1, ranks[n])
-		}
-	}
-	fmt.Fprintf(d.io.out, "demo check passed: %d requests in %d conversations, none failed and each conversation stayed on its rank while %d of %d replicas were killed; "+
-		"%d answers have no headers of Kvlane, as their replica died before they began\n", turns, conversations, len(d.members)-1, len(d.members), unrouted)
-	return nil
 }
