@@ -66,7 +66,7 @@ func TestPodsAreListedByAnyServer(t *testing.T) {
 			k.until(t, "a b c d e")
 			k.mu.Lock()
 			defer k.mu.Unlock()
-			if p := k.all["e"]; p.UID != "ue" || p.Status.PodIP != "10.0.0.1" || p.unready() != "" || p.ManagedFields != nil {
+			if p := k.all["e"]; p.UID != "ue" || p.Status.PodIP != "10.0.0.1" || p.Status.unready() != "" || p.ManagedFields != nil {
 				t.Errorf("pod %+v", p)
 			}
 		})

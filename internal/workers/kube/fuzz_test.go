@@ -35,7 +35,7 @@ func FuzzPod(f *testing.F) {
 		if c := p.DeepCopyObject(); !reflect.DeepEqual(c, &p) {
 			t.Fatalf("got another copy %+v of %+v", c, &p)
 		}
-		_, _ = p.unready(), p.over()
+		_, _ = p.Status.unready(), p.Status.over()
 		k := config.Kubernetes{RankPerPort: rankPerPort, Worker: config.DefaultKubernetes().Worker}
 		var facts *workers.Facts
 		if answer != "" {

@@ -1,9 +1,6 @@
 package kube
 
 import (
-	"maps"
-	"slices"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -21,30 +18,65 @@ var (
 
 func scheme() *runtime.Scheme {
 	s := runtime.NewScheme()
-	s.AddKnownTypeWithName(podVersion.WithKind("Pod"), &Pod{})
-	s.AddKnownTypeWithName(podVersion.WithKind("PodList"), &listOf[Pod, *Pod]{})
-	s.AddKnownTypeWithName(poolVersion.WithKind("InferencePool"), &Pool{})
-	s.AddKnownTypeWithName(poolVersion.WithKind("InferencePoolList"), &listOf[Pool, *Pool]{})
+	register[none, podStatus](s, podVersion, "Pod")
+	register[poolSpec, none](s, poolVersion, "InferencePool")
 	for _, v := range objectiveVersions {
-		s.AddKnownTypeWithName(v.WithKind("InferenceObjective"), &Objective{})
-		s.AddKnownTypeWithName(v.WithKind("InferenceObjectiveList"), &listOf[Objective, *Objective]{})
-		metav1.AddToGroupVersion(s, v)
+		register[objectiveSpec, none](s, v, "InferenceObjective")
 	}
-	metav1.AddToGroupVersion(s, podVersion)
-	metav1.AddToGroupVersion(s, poolVersion)
 	return s
 }
 
-// Pod has the fields of a pod that are read.
-type Pod struct {
+func register[Spec, Status any](s *runtime.Scheme, v schema.GroupVersion, kind string) {
+	s.AddKnownTypeWithName(v.WithKind(kind), &resource[Spec, Status]{})
+	s.AddKnownTypeWithName(v.WithKind(kind+"List"), &listOf[Spec, Status]{})
+	metav1.AddToGroupVersion(s, v)
+}
+
+// The kinds that are watched.
+type (
+	Pod       = resource[none, podStatus]
+	Pool      = resource[poolSpec, none]
+	Objective = resource[objectiveSpec, none]
+)
+
+// resource has the fields of an object that are read.
+type resource[Spec, Status any] struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
 
-	Status struct {
-		Phase      string      `json:"phase"`
-		PodIP      string      `json:"podIP"`
-		Conditions []condition `json:"conditions"`
-	} `json:"status"`
+	Spec   Spec   `json:"spec"`
+	Status Status `json:"status"`
+}
+
+// none is a part of an object that is not read.
+type none struct{}
+
+// DeepCopyObject implements runtime.Object. Specification and status are shared: nobody changes them.
+func (r *resource[Spec, Status]) DeepCopyObject() runtime.Object {
+	c := *r
+	r.DeepCopyInto(&c.ObjectMeta)
+	return &c
+}
+
+// listOf is a list of objects as the API server returns it.
+type listOf[Spec, Status any] struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata"`
+
+	Items []resource[Spec, Status] `json:"items"`
+}
+
+// DeepCopyObject implements runtime.Object. The objects are shared: nobody changes them.
+func (l *listOf[Spec, Status]) DeepCopyObject() runtime.Object {
+	c := *l
+	l.DeepCopyInto(&c.ListMeta)
+	return &c
+}
+
+type podStatus struct {
+	Phase      string      `json:"phase"`
+	PodIP      string      `json:"podIP"`
+	Conditions []condition `json:"conditions"`
 }
 
 type condition struct {
@@ -54,8 +86,8 @@ type condition struct {
 }
 
 // unready returns why a pod gets no requests, "" if it may.
-func (p *Pod) unready() string {
-	for _, c := range p.Status.Conditions {
+func (p *podStatus) unready() string {
+	for _, c := range p.Conditions {
 		if c.Type == "Ready" {
 			switch {
 			case c.Status == "True":
@@ -70,85 +102,29 @@ func (p *Pod) unready() string {
 
 // over reports whether a pod's containers have ended for good: its address may belong to
 // another pod.
-func (p *Pod) over() bool { return p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" }
+func (p *podStatus) over() bool { return p.Phase == "Succeeded" || p.Phase == "Failed" }
 
-// Pool has the fields of an InferencePool v1 that are read.
-type Pool struct {
-	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata"`
-
-	Spec struct {
-		Selector struct {
-			MatchLabels map[string]string `json:"matchLabels"`
-		} `json:"selector"`
-		TargetPorts       []targetPort `json:"targetPorts"`
-		EndpointPickerRef struct {
-			Name string `json:"name"`
-			Port struct {
-				Number int `json:"number"`
-			} `json:"port"`
-		} `json:"endpointPickerRef"`
-	} `json:"spec"`
+// poolSpec is that of an InferencePool v1.
+type poolSpec struct {
+	Selector struct {
+		MatchLabels map[string]string `json:"matchLabels"`
+	} `json:"selector"`
+	TargetPorts       []targetPort `json:"targetPorts"`
+	EndpointPickerRef struct {
+		Name string `json:"name"`
+		Port struct {
+			Number int `json:"number"`
+		} `json:"port"`
+	} `json:"endpointPickerRef"`
 }
 
 type targetPort struct {
 	Number int `json:"number"`
 }
 
-// Objective has the fields of an InferenceObjective that are read.
-type Objective struct {
-	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata"`
-
-	Spec struct {
-		Priority int `json:"priority"` // absent: 0
-		PoolRef  struct {
-			Name string `json:"name"`
-		} `json:"poolRef"`
-	} `json:"spec"`
-}
-
-// listOf is a list of objects as the API server returns it.
-type listOf[T any, P interface {
-	*T
-	runtime.Object
-}] struct {
-	metav1.TypeMeta `json:",inline"`
-	metav1.ListMeta `json:"metadata"`
-
-	Items []T `json:"items"`
-}
-
-// DeepCopyObject implements runtime.Object.
-func (l *listOf[T, P]) DeepCopyObject() runtime.Object {
-	c := listOf[T, P]{TypeMeta: l.TypeMeta, Items: make([]T, 0, len(l.Items))}
-	l.DeepCopyInto(&c.ListMeta)
-	for i := range l.Items {
-		c.Items = append(c.Items, *P(&l.Items[i]).DeepCopyObject().(P))
-	}
-	return &c
-}
-
-// DeepCopyObject implements runtime.Object.
-func (p *Pod) DeepCopyObject() runtime.Object {
-	c := *p
-	p.DeepCopyInto(&c.ObjectMeta)
-	c.Status.Conditions = slices.Clone(p.Status.Conditions)
-	return &c
-}
-
-// DeepCopyObject implements runtime.Object.
-func (p *Pool) DeepCopyObject() runtime.Object {
-	c := *p
-	p.DeepCopyInto(&c.ObjectMeta)
-	c.Spec.Selector.MatchLabels = maps.Clone(p.Spec.Selector.MatchLabels)
-	c.Spec.TargetPorts = slices.Clone(p.Spec.TargetPorts)
-	return &c
-}
-
-// DeepCopyObject implements runtime.Object.
-func (o *Objective) DeepCopyObject() runtime.Object {
-	c := *o
-	o.DeepCopyInto(&c.ObjectMeta)
-	return &c
+type objectiveSpec struct {
+	Priority int `json:"priority"` // absent: 0
+	PoolRef  struct {
+		Name string `json:"name"`
+	} `json:"poolRef"`
 }

@@ -234,7 +234,7 @@ func (s *Source) Asking() string {
 		for _, pod := range p.pods {
 			for _, port := range p.ports() {
 				q := p.asked[endpoint{pod.UID, port}]
-				if pod.Status.PodIP != "" && pod.unready() == "" && (q == nil || q.facts == nil) {
+				if pod.Status.PodIP != "" && pod.Status.unready() == "" && (q == nil || q.facts == nil) {
 					return "the engine of pod " + pod.Name + " is being asked"
 				}
 			}
@@ -336,14 +336,14 @@ func (p *pool) entries() []workers.Entry {
 	var list []workers.Entry
 	taken, alive := map[string]bool{}, map[endpoint]bool{}
 	for _, pod := range newestFirst(p.pods) {
-		if pod.Status.PodIP == "" || pod.over() || taken[pod.Status.PodIP] {
+		if pod.Status.PodIP == "" || pod.Status.over() || taken[pod.Status.PodIP] {
 			continue
 		}
 		taken[pod.Status.PodIP] = true
 		for i, port := range ports {
 			at := endpoint{pod.UID, port}
 			alive[at] = true
-			e := workers.Entry{Identity: string(pod.UID), Draining: pod.DeletionTimestamp != nil, Unready: pod.unready()}
+			e := workers.Entry{Identity: string(pod.UID), Draining: pod.DeletionTimestamp != nil, Unready: pod.Status.unready()}
 			facts := p.ask(at, pod, &e)
 			d := p.known[at]
 			if d.pod != pod || d.facts != facts || d.place != i {
