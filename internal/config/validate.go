@@ -243,6 +243,34 @@ func (w *Worker) Problems() []Problem {
 	return found
 }
 
+// Set sets a field by its key within the worker, such as "events.endpoint", from text as a pod's
+// annotation has it: the elements of a list are separated by commas. Problems checks bounds.
+func (w *Worker) Set(key, text string) (err error) {
+	v, rules := reflect.ValueOf(w).Elem(), ""
+	for step := range strings.SplitSeq(key, ".") {
+		v, rules, _ = fieldByKey(v, step)
+	}
+	if v.Kind() != reflect.Slice {
+		if err = set(v, text); err == nil && v.Kind() == reflect.String {
+			obeys(func(_, format string, args ...any) { err = fmt.Errorf(format, args...) }, "", v, rules)
+		}
+		return err
+	}
+	list := reflect.Zero(v.Type())
+	for one := range strings.SplitSeq(text, ",") {
+		if one = strings.TrimSpace(one); one == "" {
+			continue
+		}
+		el := reflect.New(v.Type().Elem()).Elem()
+		if err := set(el, one); err != nil {
+			return err
+		}
+		list = reflect.Append(list, el)
+	}
+	v.Set(list)
+	return nil
+}
+
 // bounded checks the fields of a struct against their jsonschema tags, as decoding does.
 func bounded(bad report, path string, v reflect.Value) {
 	for f, field := range v.Fields() {

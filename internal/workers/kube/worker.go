@@ -43,79 +43,30 @@ var roles = map[string]string{
 
 var notWorkers = []string{"encode", "frontend", "planner", "epp"}
 
-var engines = []string{"vllm", "sglang", "trtllm"}
+// hints are the annotations, with the keys of the worker's fields that they set.
+var hints = map[string]string{
+	"engine":     "engine",
+	"models":     "models",
+	"ranks":      "ranks",
+	"start-rank": "start_rank",
+	"rank-by":    "rank_by",
+	"block-size": "block_size",
+	"speed":      "speed",
+	"events":     "events.endpoint",
+	"replay":     "events.replay",
+	"topic":      "events.topic",
 
-// hints parse the values of annotations into a worker's fields.
-var hints = map[string]func(w *config.Worker, v string) error{
-	"engine":     func(w *config.Worker, v string) error { return choice(&w.Engine, v, engines...) },
-	"models":     func(w *config.Worker, v string) error { w.Models = list(v); return nil },
-	"ranks":      func(w *config.Worker, v string) error { return number(&w.Ranks, v) },
-	"start-rank": func(w *config.Worker, v string) error { return number(&w.StartRank, v) },
-	"rank-by":    func(w *config.Worker, v string) error { return choice(&w.RankBy, v, "header", "port", "none") },
-	"block-size": func(w *config.Worker, v string) error { return number(&w.BlockSize, v) },
-	"events":     func(w *config.Worker, v string) error { w.Events.Endpoint = v; return nil },
-	"replay":     func(w *config.Worker, v string) error { w.Events.Replay = v; return nil },
-	"topic":      func(w *config.Worker, v string) error { w.Events.Topic = v; return nil },
-	"speed": func(w *config.Worker, v string) error {
-		f, err := strconv.ParseFloat(v, 64)
-		if err != nil || f != f {
-			return fmt.Errorf("%q is not a number", v)
-		}
-		w.Speed = f
-		return nil
-	},
-	"bootstrap-port":       func(w *config.Worker, v string) error { return number(&w.Disagg.BootstrapPort, v) },
-	"handshake-port":       func(w *config.Worker, v string) error { return number(&w.Disagg.HandshakePort, v) },
-	"notify-port":          func(w *config.Worker, v string) error { return number(&w.Disagg.NotifyPort, v) },
-	"zmq":                  func(w *config.Worker, v string) error { w.Disagg.ZMQ = v; return nil },
-	"engine-id":            func(w *config.Worker, v string) error { w.Disagg.EngineID = v; return nil },
-	"side-channel-host":    func(w *config.Worker, v string) error { w.Disagg.SideHost = v; return nil },
-	"side-channel-port":    func(w *config.Worker, v string) error { return number(&w.Disagg.SidePort, v) },
-	"receiver-host":        func(w *config.Worker, v string) error { w.Disagg.ReceiverHost = v; return nil },
-	"receiver-init-ports":  func(w *config.Worker, v string) error { return numbers(&w.Disagg.InitPorts, v) },
-	"receiver-alloc-ports": func(w *config.Worker, v string) error { return numbers(&w.Disagg.AllocPorts, v) },
-	"receiver-query-port":  func(w *config.Worker, v string) error { return number(&w.Disagg.QueryPort, v) },
-}
-
-func choice(to *string, v string, among ...string) error {
-	if !slices.Contains(among, v) {
-		return fmt.Errorf("%q is not one of %s", v, strings.Join(among, ", "))
-	}
-	*to = v
-	return nil
-}
-
-// number parses an integer; its bounds are checked with the worker.
-func number(to *int, v string) error {
-	n, err := strconv.Atoi(v)
-	if err != nil {
-		return fmt.Errorf("%q is not a whole number", v)
-	}
-	*to = n
-	return nil
-}
-
-func numbers(to *[]int, v string) error {
-	var out []int
-	for _, item := range list(v) {
-		n := 0
-		if err := number(&n, item); err != nil {
-			return err
-		}
-		out = append(out, n)
-	}
-	*to = out
-	return nil
-}
-
-func list(v string) []string {
-	var out []string
-	for item := range strings.SplitSeq(v, ",") {
-		if item = strings.TrimSpace(item); item != "" {
-			out = append(out, item)
-		}
-	}
-	return out
+	"bootstrap-port":       "disagg.bootstrap_port",
+	"handshake-port":       "disagg.handshake_port",
+	"notify-port":          "disagg.notify_port",
+	"zmq":                  "disagg.zmq",
+	"engine-id":            "disagg.engine_id",
+	"side-channel-host":    "disagg.side_channel_host",
+	"side-channel-port":    "disagg.side_channel_port",
+	"receiver-host":        "disagg.receiver_host",
+	"receiver-init-ports":  "disagg.receiver_init_ports",
+	"receiver-alloc-ports": "disagg.receiver_alloc_ports",
+	"receiver-query-port":  "disagg.receiver_query_port",
 }
 
 // describe returns the worker for a pod's i-th port. facts are the engine's own answers,
@@ -158,10 +109,10 @@ func assemble(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts, s
 	w.Labels = maps.Clone(w.Labels)
 	facts.Fill(&w)
 	if v := first(p.Labels, engineLabels); v != "" {
-		_ = choice(&w.Engine, v, engines...) // read has reported errors
+		_ = w.Set("engine", v) // read has reported errors
 	}
 	for _, key := range slices.Sorted(maps.Keys(said)) {
-		_ = hints[key](&w, said[key]) // read has reported errors
+		_ = w.Set(hints[key], said[key]) // read has reported errors
 	}
 	w.Name = p.Name + ":" + strconv.Itoa(port)
 	if k.RankPerPort {
@@ -216,7 +167,7 @@ func read(k *config.Kubernetes, p *Pod) (role string, said map[string]string, pr
 	}
 	var scratch config.Worker
 	if v := first(p.Labels, engineLabels); v != "" {
-		if err := choice(&scratch.Engine, v, engines...); err != nil {
+		if err := scratch.Set("engine", v); err != nil {
 			problems = append(problems, fmt.Errorf("engine label: %w", err))
 		}
 	}
@@ -230,7 +181,7 @@ func read(k *config.Kubernetes, p *Pod) (role string, said map[string]string, pr
 			continue
 		}
 		v = strings.TrimSpace(v)
-		err := hints[key](&scratch, v)
+		err := scratch.Set(hints[key], v)
 		if err == nil && k.RankPerPort && (key == "ranks" || key == "rank-by") {
 			err = errors.New("not with rank_per_port, by which each port of a pod is a rank")
 		}
@@ -281,14 +232,15 @@ func foreign(k *config.Kubernetes, p *Pod, w *config.Worker, said map[string]str
 // whole group is dropped.
 var together = [][]string{{"events", "replay"}, {"rank-by", "ranks", "start-rank"}}
 
-// hintOf returns the hint that sets the field of a worker at path.
+// hintOf returns the hint that sets the field of a worker at path, "" if none does.
 func hintOf(path string) string {
 	path, _, _ = strings.Cut(path, "[")
-	key := path[strings.LastIndexByte(path, '.')+1:]
-	if key == "endpoint" {
-		return "events"
+	for hint, key := range hints {
+		if key == path {
+			return hint
+		}
 	}
-	return strings.ReplaceAll(key, "_", "-")
+	return ""
 }
 
 // leaveOut deletes the hints that may cause a problem with the field that hint sets, and
