@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -70,13 +71,9 @@ func StripHeaders() []string { return steering.AtEnvoy() }
 //go:embed bootstrap.yaml.tmpl
 var bootstrapText string
 
-// Bootstrap returns the YAML of the bootstrap of a configuration.
+// Bootstrap returns the YAML of the bootstrap of a valid configuration.
 func Bootstrap(c *config.Config) ([]byte, error) {
-	v, err := values(c)
-	if err != nil {
-		return nil, fmt.Errorf("bootstrap: %w", err)
-	}
-	text, err := render(bootstrapText, v)
+	text, err := render(bootstrapText, values(c))
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}
@@ -84,7 +81,7 @@ func Bootstrap(c *config.Config) ([]byte, error) {
 }
 
 // values are the template's variables, as YAML text.
-func values(c *config.Config) (vars, error) {
+func values(c *config.Config) vars {
 	e := &c.Envoy
 	var removals []string
 	for _, h := range append(StripHeaders(), c.Tenants.Stripped()...) {
@@ -115,7 +112,9 @@ func values(c *config.Config) (vars, error) {
 		// With a retry policy behind a full-duplex filter Envoy 1.40 sends a body that ends
 		// with trailers twice.
 		"Retries":      e.RequestBody != BodyFullDuplex,
-		"Prefill":      "",
+		"Admin":        addressYAML(e.Admin),
+		"Ingress":      addressYAML(e.Ingress),
+		"Prefill":      addressYAML(e.Prefill),
 		"Replicas":     len(e.Replicas) > 0,
 		"HashReplicas": len(e.Replicas) > 0,
 	}
@@ -134,51 +133,35 @@ func values(c *config.Config) (vars, error) {
 		clusters = append(clusters, vars{"Name": "prefill_servers", "FailClosed": true})
 	}
 	v["Clusters"] = clusters
-	for _, a := range []struct{ name, address string }{{"Admin", e.Admin}, {"Ingress", e.Ingress}, {"Prefill", e.Prefill}} {
-		if a.name == "Prefill" && a.address == "" {
-			continue
-		}
-		text, err := addressYAML(a.address)
-		if err != nil {
-			return nil, fmt.Errorf("%s %w", strings.ToLower(a.name), err)
-		}
-		v[a.name] = text
-	}
 	kvlanes := e.Replicas
 	if len(kvlanes) == 0 {
 		kvlanes = []string{c.Listen.Address}
 	}
 	endpoints := make([]string, 0, len(kvlanes))
-	byName := false
 	for _, a := range kvlanes {
-		text, err := addressYAML(a)
-		if err != nil {
-			return nil, fmt.Errorf("kvlane %w", err)
-		}
-		endpoints = append(endpoints, "{endpoint: {address: "+text+"}}")
-		if host, _, err := net.SplitHostPort(a); err == nil && len(e.Replicas) > 0 && net.ParseIP(host) == nil {
-			byName = true
-		}
+		endpoints = append(endpoints, "{endpoint: {address: "+addressYAML(a)+"}}")
 	}
-	v["Kvlane"], v["ByName"] = strings.Join(endpoints, ", "), byName
-	return v, nil
+	v["Kvlane"] = strings.Join(endpoints, ", ")
+	v["ByName"] = slices.ContainsFunc(e.Replicas, func(a string) bool {
+		host, _, _ := net.SplitHostPort(a)
+		return net.ParseIP(host) == nil
+	})
+	return v
 }
 
 func seconds(d config.Duration) string {
 	return strconv.FormatFloat(d.Std().Seconds(), 'f', -1, 64) + "s"
 }
 
-func addressYAML(s string) (string, error) {
+// addressYAML returns the address of a listener or a replica, which config has checked; "" for "".
+func addressYAML(s string) string {
 	if path, ok := strings.CutPrefix(s, "unix:"); ok {
-		return fmt.Sprintf("{pipe: {path: %q}}", path), nil
+		return fmt.Sprintf("{pipe: {path: %q}}", path)
 	}
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		return "", fmt.Errorf("address %q: %w", s, err)
+		return ""
 	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
-		return "", fmt.Errorf("address %q: port: %w", s, err)
-	}
-	return fmt.Sprintf("{socket_address: {address: %q, port_value: %d}}", cmp.Or(host, "0.0.0.0"), n), nil
+	n, _ := strconv.Atoi(port)
+	return fmt.Sprintf("{socket_address: {address: %q, port_value: %d}}", cmp.Or(host, "0.0.0.0"), n)
 }

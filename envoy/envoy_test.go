@@ -139,25 +139,6 @@ func TestBootstrapIsAcceptedByEnvoy(t *testing.T) {
 	valid("compose", "../docs/examples/compose/envoy.yaml")
 }
 
-func TestBootstrapRefusesWhatEnvoyWould(t *testing.T) {
-	for _, c := range []struct {
-		change func(*config.Config)
-		want   string
-	}{
-		{func(c *config.Config) { c.Listen.Address = "" }, `kvlane address ""`},
-		{func(c *config.Config) { c.Envoy.Replicas = []string{"127.0.0.1"} }, `kvlane address "127.0.0.1"`},
-		{func(c *config.Config) { c.Envoy.Admin = "localhost" }, `admin address "localhost"`},
-		{func(c *config.Config) { c.Envoy.Ingress = ":70000" }, `ingress address ":70000": port`},
-		{func(c *config.Config) { c.Envoy.Prefill = "x" }, `prefill address "x"`},
-	} {
-		o := shapes()["standalone"]
-		c.change(o)
-		if out, err := Bootstrap(o); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("got %v and %d bytes, want %q", err, len(out), c.want)
-		}
-	}
-}
-
 func TestEndpointsReachEveryEnvoy(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -39,12 +39,8 @@ func TestRenderIsTextTemplate(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%+v: %v", o, err)
 		}
-		values, err := values(o)
-		if err != nil {
-			t.Fatal(err)
-		}
 		var want strings.Builder
-		if err := theirs.Execute(&want, values); err != nil {
+		if err := theirs.Execute(&want, values(o)); err != nil {
 			t.Fatalf("%+v: %v", o, err)
 		}
 		if string(ours) != want.String() {

@@ -143,3 +143,22 @@ func TestSpansAreFoundByHost(t *testing.T) {
 		t.Error("no spans met")
 	}
 }
+
+// Package envoy makes the bootstrap of what is read here without looking again.
+func TestWhatEnvoyRefusesIsRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		`envoy: {replicas: ["127.0.0.1"]}`: `envoy.replicas[0]: "127.0.0.1" is not host:port`,
+		`envoy: {replicas: ["a:70000"]}`:   `envoy.replicas[0]: "a:70000": port must be 1 to 65535`,
+		`envoy: {admin: localhost}`:        `envoy.admin: "localhost" is not host:port`,
+		`envoy: {ingress: ":70000"}`:       `envoy.ingress: ":70000": port must be 0 to 65535`,
+		`envoy: {prefill: x}`:              `envoy.prefill: "x" is not host:port`,
+		`envoy: {request_body: NONE}`:      `envoy.request_body: "NONE" is not one of`,
+		`listen: {address: ""}`:            `listen.address: "" is not host:port`,
+		`limits: {max_body: 0}`:            `limits.max_body: 0 bytes`,
+		`limits: {max_body: 4294967296}`:   `limits.max_body: 4294967296 bytes`,
+	} {
+		if _, err := Parse("k.yaml", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", text, err, want)
+		}
+	}
+}
