@@ -51,7 +51,7 @@ type resource[Spec, Status any] struct {
 // none is a part of an object that is not read.
 type none struct{}
 
-// DeepCopyObject implements runtime.Object. Specification and status are shared: nobody changes them.
+// DeepCopyObject implements runtime.Object. Specification and status are shared: they are not changed.
 func (r *resource[Spec, Status]) DeepCopyObject() runtime.Object {
 	c := *r
 	r.DeepCopyInto(&c.ObjectMeta)
@@ -66,7 +66,7 @@ type listOf[Spec, Status any] struct {
 	Items []resource[Spec, Status] `json:"items"`
 }
 
-// DeepCopyObject implements runtime.Object. The objects are shared: nobody changes them.
+// DeepCopyObject implements runtime.Object. The objects are shared: they are not changed.
 func (l *listOf[Spec, Status]) DeepCopyObject() runtime.Object {
 	c := *l
 	l.DeepCopyInto(&c.ListMeta)
