@@ -42,8 +42,8 @@ func (w *work) decision(p *placed) (extproc.Decision, *ticket) {
 	d, e, plan := w.d, p.decode, &p.plan
 	t := w.ticket(p)
 	out := extproc.Decision{Endpoint: e.Address, Ticket: t}
-	if w.tokens.made != nil {
-		d.fleet.Sample(w.tokens.made, e.Member, w.in.body)
+	if w.in.known && w.in.model != nil {
+		d.fleet.Sample(w.in.model, e.Member, w.in.body)
 	}
 	if w.degraded == "" && w.tokens.differ(e) {
 		w.degraded = degradedSuspended

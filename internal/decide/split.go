@@ -225,8 +225,8 @@ func (w *work) prefill(ctx context.Context, x *disagg.Exchange, p *placed, at *f
 			usage.Keep(result.Answer.Usage())
 		}
 		ended()
-		if w.tokens.made != nil {
-			d.fleet.Sample(w.tokens.made, at.Member, w.in.body)
+		if w.in.known && w.in.model != nil {
+			d.fleet.Sample(w.in.model, at.Member, w.in.body)
 		}
 	}
 	return leg{result, usage, abort}, nil

@@ -5,6 +5,9 @@ import (
 	"maps"
 	"sync"
 	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
@@ -13,10 +16,9 @@ import (
 // maxComparisons bounds the engines that are asked concurrently, over all models.
 const maxComparisons = 4
 
-// agreement is the result of comparing a model's ids with those of each worker that
-// serves it. A worker that differs is routed by load, because its blocks are indexed
-// under ids that no prompt has; the others are routed by ids. If all differ, the
-// model is routed by load.
+// agreement is the result of comparing a model's ids with those of each worker that serves it. A worker that differs is
+// routed by load, because its blocks are indexed under ids that no prompt has; the others are routed by ids. If all
+// differ, the model is routed by load.
 type agreement struct {
 	// checks is by worker name. Only SetWorkers, SetModels and Close replace it.
 	checks    atomic.Pointer[map[string]*check]
@@ -141,6 +143,7 @@ func (f *Fleet) newCheck(s *Model, m *Member) *check {
 	c := &check{address: m.Address, generation: m.Generation, done: make(chan struct{})}
 	worker := m.Name
 	log := f.Log.With().Str("model", s.Config.Name).Str("worker", worker).Str("engine", m.Address).Logger()
+	prompts := log.Sample(&zerolog.BurstSampler{Burst: 1, Period: time.Minute}) // a client may provoke them
 	c.checker = shape.NewChecker(s.Tokens, &shape.Oracle{Engine: s.Engine, URL: "http://" + m.Address, Timeout: s.Config.Check.Timeout.Std()}, shape.CheckerOptions{
 		ModelName: s.Config.Name, Every: s.Config.Check.Every, Retry: s.Config.Check.Retry.Std(), Gate: f.comparing, Awake: c.ready.Load,
 		MaxBody: int(s.Config.Check.MaxBody), Cache: f.Cache, HandIDs: s.Config.HandIDs,
@@ -149,6 +152,7 @@ func (f *Fleet) newCheck(s *Model, m *Member) *check {
 			switch {
 			case diff != nil:
 				outcome = "different"
+				prompts.Warn().Stringer("difference", diff).Msg("the ids of a prompt differ from this worker's")
 			case err != nil:
 				outcome = "failed"
 			}
@@ -178,16 +182,14 @@ func (f *Fleet) recheck(worker string) {
 	}
 }
 
-// Sample offers a request whose ids model made for the comparison with the worker that
-// serves it.
+// Sample offers a request whose ids model made for the comparison with the worker that serves it.
 func (f *Fleet) Sample(model *Model, m *Member, r *body.Request) {
-	if c := model.agreement.all()[m.Name]; c != nil && c.checker.Usable() {
+	if c := model.agreement.all()[m.Name]; c != nil {
 		c.checker.Offer(r)
 	}
 }
 
-// Differs reports whether the ids that model makes are known to differ from the
-// worker's.
+// Differs reports whether the ids that model makes are known to differ from the worker's.
 func (m *Model) Differs(worker *Member) bool {
 	return worker != nil && m.agreement.differs(worker.Name)
 }
@@ -202,8 +204,7 @@ func (m *Model) TakesIDs(worker *Member, api body.API) bool {
 	return c != nil && c.checker.TakesIDs(api)
 }
 
-// SetDiffering marks workers as differing, as comparisons do. It is for tests of the
-// consequences.
+// SetDiffering marks workers as differing, as comparisons do. It is for tests of the consequences.
 func (m *Model) SetDiffering(workers ...string) {
 	d := &differing{workers: map[string]bool{}}
 	for _, w := range workers {

@@ -11,8 +11,7 @@ import (
 )
 
 // anthropicRules defines how an engine converts an Anthropic request to a chat: vLLM 0.32
-// (vllm/entrypoints/anthropic/serving.py) and SGLang 0.5.23
-// (python/sglang/srt/entrypoints/anthropic/serving.py).
+// (vllm/entrypoints/anthropic/serving.py) and SGLang 0.5.23 (python/sglang/srt/entrypoints/anthropic/serving.py).
 type anthropicRules struct {
 	// options copies fields other than messages and tools.
 	options func(in input, body *jinja.Dict) error
@@ -26,8 +25,7 @@ type anthropicRules struct {
 	separator                  string
 	systemBlock, systemMessage func(text string) string
 	blankSystem                bool
-	// blocks are the supported types of content blocks; others are rejected. nil: others are
-	// ignored.
+	// blocks are the supported types of content blocks; others are rejected. nil: others are ignored.
 	blocks []string
 	// emptyText: an empty text block becomes a part of its message.
 	emptyText bool
@@ -112,8 +110,7 @@ func (m *Model) anthropicChat(in input) (fields *jinja.Dict, partial string, err
 
 func (c *anthropicChat) add(msg *jinja.Dict) { c.list = append(c.list, jinja.FromDict(msg)) }
 
-// system adds the system message: the system field and, if mergeSystem, the messages of that
-// role.
+// system adds the system message: the system field and, if mergeSystem, the messages of that role.
 func (c *anthropicChat) system(in input, messages []jinja.Value) error {
 	v, err := in.value(body.FieldSystem)
 	if err != nil {
@@ -489,8 +486,7 @@ func (c *anthropicChat) tools(in input, fields *jinja.Dict) error {
 	return nil
 }
 
-// isCustomTool is SGLang's _tool_discriminator: tools of other types are executed by Anthropic's
-// servers.
+// isCustomTool is SGLang's _tool_discriminator: tools of other types are executed by Anthropic's servers.
 func isCustomTool(kind string) bool {
 	return !slices.ContainsFunc([]string{"web_search_", "computer_", "bash_", "text_editor_"}, func(prefix string) bool {
 		return strings.HasPrefix(kind, prefix)
@@ -516,9 +512,8 @@ func turns(late string) *jinja.Dict {
 		kv{"add_generation_prompt", jinja.Bool(false)})
 }
 
-// systemFirst reports whether a template raises at a system message after the first turn. vLLM's
-// environment for this check lacks the functions of transformers, so a template that asks for the
-// date raises too.
+// systemFirst reports whether a template raises at a system message after the first turn. vLLM's environment for this
+// check lacks the functions of transformers, so a template that asks for the date raises too.
 func (t *template) systemFirst() bool {
 	if t.dated && !strings.Contains(t.source, "strftime_now is defined") {
 		return true
@@ -527,8 +522,7 @@ func (t *template) systemFirst() bool {
 	return err != nil
 }
 
-// showsInlineSystem reports whether a template prints a system message after the first turn, as
-// SGLang detects it.
+// showsInlineSystem reports whether a template prints a system message after the first turn, as SGLang detects it.
 func (t *template) showsInlineSystem() bool {
 	const sentinel = "__sglang_inline_system_sentinel__"
 	out, err := t.compiled.Render(nil, turns(sentinel), jinja.Env{Now: time.Unix(0, 0).UTC()})

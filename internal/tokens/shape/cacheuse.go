@@ -20,8 +20,7 @@ type CacheUse struct {
 // EntireCache is the CacheUse.Reads of requests without a bound.
 const EntireCache = math.MaxInt64
 
-// CacheUse returns how the engine uses its prefix cache for a request. Of a batch, the first
-// prompt counts.
+// CacheUse returns how the engine uses its prefix cache for a request. Of a batch, the first prompt counts.
 func (e Engine) CacheUse(r *body.Request) CacheUse {
 	for _, rule := range e.profile().cacheRules {
 		if rule.api != r.API {
@@ -61,8 +60,7 @@ var vllmCacheRules = []cacheRule{
 	{body.Chat, func(r *body.Request) (CacheUse, bool) {
 		return vllmUnread, !beams(r) && (r.Has(body.FieldPromptLogprobs) || isTrue(r, body.FieldEcho))
 	}},
-	// GenerateRequest (entrypoints/scale_out/token_in_token_out/protocol.py): the sampling_params
-	// are the engine's own.
+	// GenerateRequest (entrypoints/scale_out/token_in_token_out/protocol.py): the sampling_params are the engine's own.
 	{body.VLLMGenerate, func(r *body.Request) (CacheUse, bool) {
 		if skip := r.Member(body.FieldSamplingParams, "skip_reading_prefix_cache"); given(skip) {
 			yes, _ := laxBool(skip)
@@ -71,21 +69,18 @@ var vllmCacheRules = []cacheRule{
 		return vllmUnread, given(r.Member(body.FieldSamplingParams, "prompt_logprobs")) ||
 			given(r.Member(body.FieldSamplingParams, "prompt_logprob_token_ids"))
 	}},
-	// PoolingParams.verify (vllm/pooling_params.py). Without a task it is the model's, usually one for
-	// each token.
+	// PoolingParams.verify (vllm/pooling_params.py). Without a task it is the model's, usually one for each token.
 	{body.Pooling, func(r *body.Request) (CacheUse, bool) {
 		task := body.Text(r.Get("task"))
 		return vllmUnread, task != "embed" && task != "classify"
 	}},
 }
 
-// sglangCacheRules are those of SGLang 0.5.23. Req._compute_max_prefix_len
-// (managers/schedule_batch.py) bounds the cached prefix by logprob_start_len, which
-// Scheduler._handle_generate_request (managers/scheduler.py) ignores if it is negative or without
-// return_logprob. The prompt is cached, and transferred between prefill and decode. Chats and
-// responses set it to -1 (entrypoints/openai/serving_chat.py, serving_responses.py), hidden states
-// and routed experts do not bound the prefix, and input_embeds are refused where there is a prefix
-// cache.
+// sglangCacheRules are those of SGLang 0.5.23. Req._compute_max_prefix_len (managers/schedule_batch.py) bounds the
+// cached prefix by logprob_start_len, which Scheduler._handle_generate_request (managers/scheduler.py) ignores if it is
+// negative or without return_logprob. The prompt is cached, and transferred between prefill and decode. Chats and
+// responses set it to -1 (entrypoints/openai/serving_chat.py, serving_responses.py), hidden states and routed experts
+// do not bound the prefix, and input_embeds are refused where there is a prefix cache.
 var sglangCacheRules = []cacheRule{
 	// OpenAIServingCompletion._convert_to_internal_request (entrypoints/openai/
 	// serving_completions.py): 0 with echo and logprobs other than 0.
@@ -100,9 +95,8 @@ var sglangCacheRules = []cacheRule{
 		n, ok := laxInt(first(r.Raw(body.FieldLogprobStartLen)))
 		return CacheUse{Reads: n}, wanted && ok && n >= 0
 	}},
-	// Req.init_next_round_input and Req.skip_radix_cache_insert (managers/schedule_batch.py): a
-	// prompt with overridden embeddings is neither matched nor cached. A list has one entry per
-	// prompt, which may be null.
+	// Req.init_next_round_input and Req.skip_radix_cache_insert (managers/schedule_batch.py): a prompt with overridden
+	// embeddings is neither matched nor cached. A list has one entry per prompt, which may be null.
 	{body.Embeddings, func(r *body.Request) (CacheUse, bool) {
 		return CacheUse{NotStored: true}, given(first(r.Raw(body.FieldEmbedOverrides)))
 	}},

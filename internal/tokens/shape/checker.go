@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"math/rand/v2"
 	"slices"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -39,7 +39,7 @@ func (s State) String() string {
 type CheckerOptions struct {
 	// ModelName is the model name in the requests of the start-up check.
 	ModelName string
-	// Every: one in Every requests in service is compared. 0: 1000.
+	// Every: one in Every requests in service is compared, more after a difference. 0: 1000.
 	Every int
 	// Retry is the interval at which a model that differs, or an engine that did not answer, is
 	// checked again. 0: 1 minute.
@@ -52,19 +52,18 @@ type CheckerOptions struct {
 	HandIDs bool
 	// Awake reports whether a retry makes sense now; nil: always.
 	Awake func() bool
-	// Gate, if not nil, is a semaphore that limits concurrent checks among the checkers that
-	// share it.
+	// Gate, if not nil, is a semaphore that limits concurrent checks among the checkers that share it.
 	Gate chan struct{}
-	// OnCheck is called after every comparison; a nil difference and a nil error mean equal. It
-	// must not block.
+	// OnCheck is called after every comparison; a nil difference and a nil error mean equal. It must not block.
 	OnCheck func(api body.API, d *Difference, err error)
-	// OnState is called on every change of state, with the difference that caused it. It must not
-	// block.
+	// OnState is called on every change of state, with the difference that caused it. It must not block.
 	OnState func(s State, d *Difference)
 }
 
 // Checker compares a model's ids with an engine's own, at start-up and in service, and reports
-// whether they may be used. It is safe for concurrent use.
+// whether they may be used. A client may know a prompt whose ids differ, so one prompt in service
+// does not decide: it makes the checker ask for the built-in requests, which do, and for further
+// prompts, of which half decide. Methods may be called concurrently, Check and Run may not.
 type Checker struct {
 	model   *Model
 	oracle  *Oracle
@@ -76,20 +75,30 @@ type Checker struct {
 	again   chan struct{} // a check is requested
 
 	taken atomic.Uint32 // 1 << API for each of which the engine takes ids
-	// unanswered are the APIs without an answer, as in taken, which are asked repeats times more;
-	// only Check and Run use them.
+	// differing is how many of recent differ, closer how many requests are compared without skipping any.
+	differing, closer atomic.Int32
+
+	// Only Check and Run use what follows. unanswered are the APIs without an answer, as in taken,
+	// which are asked repeats times more. recent are the last prompts in service that were compared,
+	// condemned that half of them differed and no later ones have redeemed the engine.
 	unanswered uint32
 	repeats    int
-
-	mu     sync.Mutex
-	failed [][]byte // bodies that differed or got no answer; all must agree before the model is trusted
+	seed       maphash.Seed
+	recent     []outcome
+	condemned  bool
 }
 
-// defaultMaxBody is the default of CheckerOptions.MaxBody; maxFailed bounds the number of bodies
-// in failed, and maxRepeats how often an API without an answer is asked again after a check.
+// outcome is that of the comparison of a prompt, which is known by the hash of its body.
+type outcome struct {
+	prompt  uint64
+	differs bool
+}
+
+// defaultMaxBody is the default of CheckerOptions.MaxBody; maxRecent bounds recent, and maxRepeats
+// how often an API without an answer is asked again after a check.
 const (
 	defaultMaxBody = 1 << 20
-	maxFailed      = 8
+	maxRecent      = 16
 	maxRepeats     = 5
 )
 
@@ -104,7 +113,7 @@ func NewChecker(m *Model, oracle *Oracle, options CheckerOptions) *Checker {
 	if options.Retry <= 0 {
 		options.Retry = time.Minute
 	}
-	return &Checker{model: m, oracle: oracle, options: options, samples: make(chan []byte, 4), again: make(chan struct{}, 1)}
+	return &Checker{model: m, oracle: oracle, options: options, samples: make(chan []byte, 4), again: make(chan struct{}, 1), seed: maphash.MakeSeed()}
 }
 
 // State returns the current state.
@@ -113,9 +122,10 @@ func (c *Checker) State() State { return State(c.state.Load()) }
 // Usable reports whether ids may be used for routing.
 func (c *Checker) Usable() bool { return c.State() != Differs }
 
-// Offer submits a request in service; one in Every is copied and compared later. It never blocks.
+// Offer submits a request in service; one in Every is copied and compared later, and each while
+// the engine is doubted. It never blocks.
 func (c *Checker) Offer(req *body.Request) {
-	if c.count.Add(1)%uint64(c.options.Every) != 0 || len(req.Body) > c.options.MaxBody {
+	if c.closer.Load() <= 0 && (!c.Usable() || c.count.Add(1)%uint64(c.options.Every) != 0) || len(req.Body) > c.options.MaxBody {
 		return
 	}
 	sample := append(make([]byte, 0, len(req.Body)+1), byte(req.API))
@@ -125,8 +135,7 @@ func (c *Checker) Offer(req *body.Request) {
 	}
 }
 
-// Recheck makes Run check again soon, for example because the engine may have been replaced. It
-// never blocks.
+// Recheck makes Run check again soon, for example because the engine may have been replaced. It never blocks.
 func (c *Checker) Recheck() {
 	select {
 	case c.again <- struct{}{}:
@@ -155,6 +164,7 @@ func (c *Checker) Run(ctx context.Context) {
 				c.atTurn(ctx, func() { c.unanswered = c.probe(ctx, c.unanswered) })
 			}
 		case <-c.again:
+			c.forget()
 			c.atTurn(ctx, check)
 		case s := <-c.samples:
 			c.sample(ctx, s)
@@ -175,19 +185,17 @@ func (c *Checker) atTurn(ctx context.Context, run func()) {
 	run()
 }
 
-// Check compares the built-in requests and every request that failed before, and sets the state:
-// Agrees if all ids are equal, Differs at the first difference, Unchecked if the engine does not
-// answer.
+// Check compares the built-in requests and sets the state: Agrees if all ids are equal, Differs at
+// the first difference, Unchecked if the engine does not answer. An engine that prompts in service
+// have condemned still differs, and the next ones are compared.
 func (c *Checker) Check(ctx context.Context) State {
-	c.mu.Lock()
-	questions := append(builtIn(c.options.ModelName), c.failed...)
-	c.mu.Unlock()
 	asked := false
-	for _, q := range questions {
+	for _, q := range builtIn(c.options.ModelName) {
 		d, err := c.ask(ctx, q)
 		switch {
 		case d != nil:
-			c.keep(q)
+			c.forget()
+			c.closer.Store(0)
 			c.set(Differs, d)
 			return Differs
 		case err == nil:
@@ -199,42 +207,63 @@ func (c *Checker) Check(ctx context.Context) State {
 			return c.State()
 		}
 	}
-	if !asked {
+	switch {
+	case !asked:
 		c.set(Unchecked, nil)
-		return Unchecked
+	case c.condemned:
+		c.recent = nil
+		c.closer.Store(maxRecent)
+	default:
+		if c.options.HandIDs {
+			c.unanswered, c.repeats = c.probe(ctx, ^uint32(0)), maxRepeats
+		}
+		c.set(Agrees, nil)
 	}
-	c.mu.Lock()
-	c.failed = nil
-	c.mu.Unlock()
-	if c.options.HandIDs {
-		c.unanswered, c.repeats = c.probe(ctx, ^uint32(0)), maxRepeats
-	}
-	c.set(Agrees, nil)
-	return Agrees
+	return c.State()
 }
 
 func (c *Checker) sample(ctx context.Context, s []byte) {
 	d, err := c.ask(ctx, s)
-	switch {
-	case d != nil:
-		c.keep(s)
-		c.set(Differs, d)
-	case err == nil && c.State() == Unchecked:
-		c.set(Agrees, nil)
-	case err != nil && !errors.Is(err, errNotComparable) && ctx.Err() == nil:
-		c.keep(s) // compared again in the next check
-		if c.State() == Agrees {
-			c.set(Unchecked, nil)
+	closer := c.closer.Add(-1) >= 0
+	if err != nil {
+		if !errors.Is(err, errNotComparable) && ctx.Err() == nil && c.State() == Agrees {
+			c.set(Unchecked, nil) // until the next check
 		}
+		return
+	}
+	c.note(maphash.Bytes(c.seed, s), d != nil)
+	if d != nil && !closer { // is it the tokenizer, or this prompt?
+		c.closer.Store(maxRecent)
+		c.Check(ctx)
+	}
+	differing := int(c.differing.Load())
+	switch {
+	case !c.condemned && differing >= maxRecent/2:
+		c.condemned = true
+		c.set(Differs, d)
+	case c.condemned && len(c.recent)-differing > maxRecent/2, d == nil && c.State() == Unchecked:
+		c.condemned = false
+		c.set(Agrees, nil)
 	}
 }
 
-func (c *Checker) keep(s []byte) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.failed) < maxFailed && !slices.ContainsFunc(c.failed, func(f []byte) bool { return string(f) == string(s) }) {
-		c.failed = append(c.failed, s)
+// note adds the outcome of a prompt to the recent ones. A prompt that comes again is one.
+func (c *Checker) note(prompt uint64, differs bool) {
+	c.recent = slices.DeleteFunc(c.recent, func(o outcome) bool { return o.prompt == prompt })
+	c.recent = append(c.recent[max(0, len(c.recent)+1-maxRecent):], outcome{prompt, differs})
+	n := int32(0)
+	for _, o := range c.recent {
+		if o.differs {
+			n++
+		}
 	}
+	c.differing.Store(n)
+}
+
+// forget drops what prompts in service have shown: it may have been another engine.
+func (c *Checker) forget() {
+	c.recent, c.condemned = nil, false
+	c.differing.Store(0)
 }
 
 func (c *Checker) set(s State, d *Difference) {
@@ -246,8 +275,7 @@ func (c *Checker) set(s State, d *Difference) {
 // errNotComparable is returned for a request that one of the two sides has no ids for.
 var errNotComparable = errors.New("not comparable")
 
-// ask compares one request. It returns a difference, nil if the ids (or the refusals) are equal,
-// or an error.
+// ask compares one request. It returns a difference, nil if the ids (or the refusals) are equal, or an error.
 func (c *Checker) ask(ctx context.Context, s []byte) (*Difference, error) {
 	d, err := c.compare(ctx, s)
 	if c.options.OnCheck != nil && !errors.Is(err, errNotComparable) {
@@ -267,8 +295,7 @@ func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {
 		return nil, errNotComparable
 	}
 	if rendered(req.API) {
-		// The engine would fetch media to render them, so requests that are not comparable here
-		// are not sent.
+		// The engine would fetch media to render them, so requests that are not comparable here are not sent.
 		if ours, err := c.ours(ctx, req); err != nil || ours.Partial != "" {
 			return nil, errNotComparable
 		}
@@ -287,8 +314,7 @@ func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {
 	case theyRefuse && weRefuse:
 		return nil, nil
 	case theyRefuse || weRefuse:
-		// The engine's flags affect refusals too, and a refusal has no tokens that could be
-		// wrong.
+		// The engine's flags affect refusals too, and a refusal has no tokens that could be wrong.
 		return nil, errNotComparable
 	case err != nil || ours.Partial != "":
 		return nil, errNotComparable
@@ -296,8 +322,7 @@ func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {
 	return Compare(c.model.tok, ours.IDs, theirs), nil
 }
 
-// builtIn returns the requests of the start-up check. They cover known disagreements between
-// engines and tokenizers.
+// builtIn returns the requests of the start-up check. They cover known disagreements between engines and tokenizers.
 func builtIn(modelName string) [][]byte {
 	name := strconv.Quote(modelName)
 	out := make([][]byte, 0, len(plainQuestions)+len(chatQuestions))

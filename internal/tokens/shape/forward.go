@@ -55,9 +55,8 @@ var probes = [...]struct {
 	{body.Responses, "/v1/responses", "status", `"max_output_tokens":1,"store":false,"input":"Be brief."`}, // may have random ids
 }
 
-// probe finds out of which APIs the engine takes ids: its answer with them equals that without them, and one id more is one
-// token more. apis has a bit, 1 << API, for each one to be asked; unanswered are those
-// of them without an answer.
+// probe finds out of which APIs the engine takes ids: its answer with them equals that without them, and one id more is
+// one token more. apis has a bit, 1 << API, for each one to be asked; unanswered are those of them without an answer.
 func (c *Checker) probe(ctx context.Context, apis uint32) (unanswered uint32) {
 	taken := c.taken.Load() &^ apis
 	for _, p := range probes {
@@ -103,8 +102,11 @@ func (c *Checker) probe(ctx context.Context, apis uint32) (unanswered uint32) {
 	return unanswered
 }
 
-// TakesIDs reports whether the engine was found to take the ids of an API.
-func (c *Checker) TakesIDs(api body.API) bool { return c.taken.Load()&(1<<api) != 0 }
+// TakesIDs reports whether the engine was found to take the ids of an API, and none of the prompts
+// that were compared last differed.
+func (c *Checker) TakesIDs(api body.API) bool {
+	return c.taken.Load()&(1<<api) != 0 && c.Usable() && c.differing.Load() == 0
+}
 
 // AppendIDs appends ids as a JSON array.
 func AppendIDs(dst []byte, ids []uint32) []byte {

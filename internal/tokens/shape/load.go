@@ -21,8 +21,7 @@ import (
 type Options struct {
 	// ChatTemplate replaces the model's own template (vLLM and SGLang --chat-template). "" keeps it.
 	ChatTemplate string
-	// ToolParser: vLLM runs with --enable-auto-tool-choice and --tool-call-parser. Without them
-	// it rejects tools.
+	// ToolParser: vLLM runs with --enable-auto-tool-choice and --tool-call-parser. Without them it rejects tools.
 	ToolParser bool
 	// HideToolsWhenNone is vLLM's --exclude-tools-when-tool-choice-none.
 	HideToolsWhenNone bool
@@ -30,15 +29,13 @@ type Options struct {
 	// --trust-request-chat-template). Without it none is compiled: vLLM rejects such a request,
 	// and for the other engines the ids are unknown.
 	TrustTemplates bool
-	// Multimodal reports whether the engine's model accepts images, audio or video; if not,
-	// requests with them are refused. nil: derived from config.json in the tokenizer's directory,
-	// or else from the chat template.
+	// Multimodal reports whether the engine's model accepts images, audio or video; if not, requests with them are
+	// refused. nil: derived from config.json in the tokenizer's directory, or else from the chat template.
 	Multimodal *bool
 	// MaxModelLen is the engine's context length in tokens; longer prompts are refused as the
 	// engine would. 0: unknown, no limit.
 	MaxModelLen int
-	// Names are the base model's names in requests; every other name denotes an adapter. Empty:
-	// no adapters.
+	// Names are the base model's names in requests; every other name denotes an adapter. Empty: no adapters.
 	Names []string
 	// Now is the engine's clock and time zone, for templates that print the date. nil: time.Now.
 	Now func() time.Time
@@ -282,8 +279,7 @@ type config struct {
 	media, known bool
 }
 
-// specialTokens returns a fresh dict of the named special tokens, which transformers passes to
-// every template.
+// specialTokens returns a fresh dict of the named special tokens, which transformers passes to every template.
 func (c *config) specialTokens() *jinja.Dict { return c.special.Clone() }
 
 // newConfig lists the special tokens in transformers' order.

@@ -27,18 +27,16 @@ type result struct {
 	scratch []uint32 // empty; its capacity may be used for the ids
 }
 
-// Prompt computes the ids of a request, without a cache. The error is a *Refusal if the engine
-// would refuse the request; after any other error the ids are unknown, and the request should be
-// routed by load.
+// Prompt computes the ids of a request, without a cache. The error is a *Refusal if the engine would refuse the
+// request; after any other error the ids are unknown, and the request should be routed by load.
 func (m *Model) Prompt(req *body.Request, engine Engine) (Result, error) {
 	return m.PromptInto(context.Background(), nil, conv.New(0).Turn(req), engine)
 }
 
-// PromptInto is Prompt through the turn's cache: parts that equal those of earlier requests are not
-// computed again. It may store the ids in dst's memory: the result's IDs are valid until
-// dst is reused. Ids that are cached or come from the request do not use dst. Rendering and
-// tokenizing end soon after ctx does, with its error; refusals that need neither are detected
-// before. If ctx has already ended, only a cached result of the whole request is returned.
+// PromptInto is Prompt through the turn's cache: parts that equal those of earlier requests are not computed again. It
+// may store the ids in dst's memory: the result's IDs are valid until dst is reused. Ids that are cached or come from
+// the request do not use dst. Rendering and tokenizing end soon after ctx does, with its error; refusals that need
+// neither are detected before. If ctx has already ended, only a cached result of the whole request is returned.
 func (m *Model) PromptInto(ctx context.Context, dst []uint32, turn *conv.Turn, engine Engine) (Result, error) {
 	space := m.space + uint64(engine)
 	if res, ok := turn.Result(space); ok {
@@ -120,8 +118,7 @@ func (m *Model) truncate(turn *conv.Turn, res *Result, p *plan) {
 	}
 }
 
-// plainLength refuses a prompt of n tokens that, together with the requested output tokens, does
-// not fit the context.
+// plainLength refuses a prompt of n tokens that, together with the requested output tokens, does not fit the context.
 func (m *Model) plainLength(in input, n int) error {
 	wanted := int64(0)
 	if !in.API.Pools() {

@@ -33,9 +33,8 @@ const maxAnswer, maxMessage = 16 << 20, 300
 // A prompt is sent to the engine only, wherever that redirects to.
 var toEngine = http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 
-// IDs queries the engine's tokenizing endpoint for the ids of req. asked is the request that was
-// sent, which may have fewer fields: compute our ids from that one. The error is a *Refusal for a
-// 4xx response.
+// IDs queries the engine's tokenizing endpoint for the ids of req. asked is the request that was sent, which may have
+// fewer fields: compute our ids from that one. The error is a *Refusal for a 4xx response.
 func (o *Oracle) IDs(ctx context.Context, req *body.Request) (ids []uint32, asked *body.Request, err error) {
 	if rendered(req.API) {
 		ids, err = o.renderedIDs(ctx, req)
@@ -63,8 +62,7 @@ func (o *Oracle) IDs(ctx context.Context, req *body.Request) (ids []uint32, aske
 	return ids, asked, nil
 }
 
-// rendered reports whether an API's ids come from a render endpoint, which accepts the whole
-// request.
+// rendered reports whether an API's ids come from a render endpoint, which accepts the whole request.
 func rendered(api body.API) bool { return api == body.Messages || api == body.Responses }
 
 // renderedIDs queries vLLM's render endpoint of the API, which the engine only has with
@@ -117,8 +115,7 @@ func (o *Oracle) question(req *body.Request) (path string, data []byte, err erro
 	return engine.tokenizePath, append(data, '}'), nil
 }
 
-// post sends a JSON body and reads the JSON response. A 4xx status is returned as a *Refusal with
-// the engine's message.
+// post sends a JSON body and reads the JSON response. A 4xx status is returned as a *Refusal with the engine's message.
 func post(ctx context.Context, timeout time.Duration, url string, raw []byte) ([]byte, error) {
 	if timeout <= 0 {
 		timeout = 5 * time.Second

@@ -1,6 +1,7 @@
 package shape
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,9 @@ import (
 type fakeEngine struct {
 	m     *Model
 	wrong atomic.Bool // one id differs
+	// wrongFor is a function of the bodies for which one id differs; may be nil.
+	wrongFor atomic.Pointer[func(raw []byte) bool]
+
 	down  atomic.Bool // answers 500
 	slow  atomic.Bool // does not answer
 	asked atomic.Int64
@@ -50,7 +54,7 @@ func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	ids := slices.Clone(res.IDs)
-	if f.wrong.Load() {
+	if g := f.wrongFor.Load(); f.wrong.Load() || g != nil && (*g)(raw) {
 		ids[len(ids)-1]++
 	}
 	switch {
@@ -130,11 +134,11 @@ func TestCheckerSamplesInService(t *testing.T) {
 		c.Offer(req)
 	}
 	d := <-differences
-	if d == nil || d.Theirs != d.Ours+1 || !strings.Contains(d.String(), "assistant") {
+	if d == nil || d.Theirs != d.Ours+1 || !strings.Contains(d.String(), "line") {
 		t.Errorf("difference: %v", d)
 	}
-	if n := f.asked.Load() - before; n != 1 {
-		t.Errorf("%d questions for ten requests", n)
+	if n := f.asked.Load() - before; n != 1+1 {
+		t.Errorf("got %d questions for ten requests, want one of them and a built-in one", n)
 	}
 	f.wrong.Store(false)
 	if s := c.Check(ctx); s != Agrees {
@@ -147,6 +151,89 @@ func TestCheckerSamplesInService(t *testing.T) {
 	<-done
 	http.DefaultClient.CloseIdleConnections()
 	s.Close()
+}
+
+// A client that knows a prompt whose ids differ from the engine's ends nothing by it: the built-in requests and the other
+// prompts decide. An engine of which half of the prompts differ is condemned until others redeem it.
+func TestOnePromptCondemnsNoEngine(t *testing.T) {
+	f, s := startEngine(t)
+	hostile := func(raw []byte) bool { return bytes.Contains(raw, []byte("hostile")) }
+	f.wrongFor.Store(&hostile)
+	var seen []State
+	c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: s.URL}, CheckerOptions{ModelName: "m", Every: 1000,
+		OnState: func(s State, _ *Difference) { seen = append(seen, s) }})
+	c.Check(t.Context())
+	c.taken.Store(1 << body.Chat)
+	compared := func(format string, numbers ...int) (n int) {
+		t.Helper()
+		for _, i := range numbers {
+			req, err := body.Parse(body.Completions, fmt.Appendf(nil, `{"prompt":"`+format+`"}`, i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Offer(req)
+			select {
+			case raw := <-c.samples:
+				c.sample(t.Context(), raw)
+				n++
+			default:
+			}
+		}
+		return n
+	}
+	upTo := func(n int) (out []int) {
+		for i := range n {
+			out = append(out, i)
+		}
+		return out
+	}
+	expect := func(when string, state State, takes bool) {
+		t.Helper()
+		if c.State() != state || c.TakesIDs(body.Chat) != takes {
+			t.Fatalf("%s: got %v, ids taken %v, want %v, %v", when, c.State(), c.TakesIDs(body.Chat), state, takes)
+		}
+	}
+	compared("fine %d", upTo(999)...)
+	expect("at first", Agrees, true)
+	if n := compared("hostile %d", 1); n != 1 {
+		t.Fatalf("got %d comparisons, want the thousandth request", n)
+	}
+	expect("after a prompt that differs", Agrees, false)
+	asked := f.asked.Load()
+	if n := compared("hostile %[1]d", 1, 1, 1, 1, 1, 1, 1, 1, 1, 1); n != 10 || f.asked.Load() != asked+10 {
+		t.Errorf("got %d comparisons and %d questions of the next requests, want 10 and no built-in ones", n, f.asked.Load()-asked)
+	}
+	expect("one prompt again and again", Agrees, false)
+	compared("hostile %d", 2, 3, 4, 5, 6, 7)
+	expect("seven prompts", Agrees, false)
+	compared("more %d", upTo(16000)...)
+	expect("sixteen others since", Agrees, true)
+
+	compared("hostile %d", upTo(1008)...)
+	expect("half of the prompts", Differs, false)
+	if n := compared("late %d", upTo(3000)...); n > maxRecent {
+		t.Errorf("got %d comparisons while the state is known, want at most %d", n, maxRecent)
+	}
+	asked = f.asked.Load()
+	if c.Check(t.Context()); f.asked.Load()-asked != int64(len(builtIn("m"))) {
+		t.Errorf("got %d questions of a check, want the built-in ones", f.asked.Load()-asked)
+	}
+	compared("hostile %d", upTo(9)...)
+	expect("as before after a check", Differs, false)
+	c.Check(t.Context())
+	compared("good %d", upTo(8)...)
+	expect("eight agree", Differs, false)
+	compared("good %d", 8)
+	expect("more than half agree", Agrees, true)
+	if want := []State{Agrees, Differs, Agrees}; !slices.Equal(seen, want) {
+		t.Errorf("told %v, want %v", seen, want)
+	}
+	f.wrong.Store(true)
+	compared("any %d", upTo(2000)...)
+	expect("the built-in requests differ", Differs, false)
+	f.wrong.Store(false)
+	c.Check(t.Context())
+	expect("they agree again", Agrees, true)
 }
 
 func TestOracleAsksOnlyWhatCanBeAnswered(t *testing.T) {

@@ -11,8 +11,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// plan is a profile's output for a request: ids, or a text (plain or rendered) and how to
-// tokenize it.
+// plan is a profile's output for a request: ids, or a text (plain or rendered) and how to tokenize it.
 type plan struct {
 	profile *profile
 	size    int      // of the request, in bytes
@@ -39,8 +38,7 @@ type plan struct {
 	images *images
 }
 
-// mediaMark takes the place of the first medium that is not known. The text after it is unknown
-// here.
+// mediaMark takes the place of the first medium that is not known. The text after it is unknown here.
 const mediaMark = "\ue3b0kvlane media\ue3b1"
 
 // cutAtMedia marks the prompt as known only up to the first mediaMark.

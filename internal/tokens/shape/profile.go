@@ -22,8 +22,7 @@ type profile struct {
 	anthropic anthropicRules
 	// truncation reads the fields by which a request truncates its prompt; nil: there are none.
 	truncation func(m *Model, in input, p *plan) error
-	// fixedSpecial: add_special_tokens of a plain prompt is ignored outside the tokenizing
-	// endpoint.
+	// fixedSpecial: add_special_tokens of a plain prompt is ignored outside the tokenizing endpoint.
 	fixedSpecial bool
 	// length refuses a prompt of n tokens that does not fit the engine's context.
 	length func(m *Model, in input, n int) error
@@ -37,14 +36,12 @@ type profile struct {
 	textOnly func(kind string) string
 	// idsField is the path of the field that takes a chat's ids; nil: there is none.
 	idsField []string
-	// tokenizePath is the tokenizing endpoint, "" if there is none; tokenizeFields are the fields
-	// that it reads.
+	// tokenizePath is the tokenizing endpoint, "" if there is none; tokenizeFields are the fields that it reads.
 	tokenizePath   string
 	tokenizeFields []body.Field
 	// renders: there are render endpoints for messages and responses.
 	renders bool
-	// cacheRules are the requests for which the engine reads less than it has cached; the first
-	// that applies counts.
+	// cacheRules are the requests for which the engine reads less than it has cached; the first that applies counts.
 	cacheRules []cacheRule
 }
 

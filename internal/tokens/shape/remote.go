@@ -13,14 +13,12 @@ import (
 // ErrBreakerOpen is returned while the circuit breaker of a remote renderer is open.
 var ErrBreakerOpen = errors.New("remote renderer: breaker open")
 
-// Remote obtains ids from vLLM's render endpoints (vllm serve --enable-scale-out, or vllm launch
-// render), for models that Kvlane cannot tokenize. It is safe for concurrent use. Set its fields
-// before first use.
+// Remote obtains ids from vLLM's render endpoints (vllm serve --enable-scale-out, or vllm launch render), for models
+// that Kvlane cannot tokenize. It is safe for concurrent use. Set its fields before first use.
 type Remote struct {
 	URL     string
 	Timeout time.Duration // per call; 0: 5 s
-	// OnCall, if not nil, is called after every call with its error, including ErrBreakerOpen. It
-	// must not block.
+	// OnCall, if not nil, is called after every call with its error, including ErrBreakerOpen. It must not block.
 	OnCall func(err error)
 
 	mu     sync.Mutex
@@ -42,8 +40,7 @@ var renderPaths = map[body.API]string{
 	body.Messages:    "/v1/messages/render",
 }
 
-// Prompt requests the ids of req, for a batch those of the first prompt. The error is a *Refusal
-// for a 4xx response.
+// Prompt requests the ids of req, for a batch those of the first prompt. The error is a *Refusal for a 4xx response.
 func (r *Remote) Prompt(ctx context.Context, req *body.Request) (Result, error) {
 	path, ok := renderPaths[req.API]
 	if !ok {

@@ -9,10 +9,9 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// TokensCheck implements the command `kvlane tokens-check`: it queries a live engine for the ids
-// of the built-in requests, compares them with ours and writes a line for each, with the first
-// difference. differ is the number of requests whose ids differ. The error reports that the
-// engine did not answer or has no such endpoint.
+// TokensCheck implements the command `kvlane tokens-check`: it queries a live engine for the ids of the built-in
+// requests, compares them with ours and writes a line for each, with the first difference. differ is the number of
+// requests whose ids differ. The error reports that the engine did not answer or has no such endpoint.
 func TokensCheck(ctx context.Context, w io.Writer, m *Model, oracle *Oracle, modelName string) (differ int, err error) {
 	c := NewChecker(m, oracle, CheckerOptions{ModelName: modelName})
 	compared := 0
