@@ -15,8 +15,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// accessLog is the server of Envoy's access log service. It passes each entry to the ticket of
-// its request.
+// accessLog is the server of Envoy's access log service. It passes each entry to the ticket of its request.
 type accessLog struct {
 	alsv3.UnimplementedAccessLogServiceServer
 	srv *Server
@@ -49,7 +48,10 @@ func (a *accessLog) entry(e *accesslogv3.HTTPAccessLogEntry) {
 	if id == "" {
 		return
 	}
-	if f := a.srv.tracker.find(a.srv.tracker.hash(id)); f != nil && f.setOutcome(outcomeOf(e)) {
+	f, o := a.srv.tracker.find(a.srv.tracker.hash(id)), outcomeOf(e)
+	// What Kvlane or Envoy refused has no flight: one that is found is of another request with the same id.
+	refused := o.Upstream == "" && (o.Status/100 == 4 || strings.HasPrefix(o.Details, "kvlane_"))
+	if f != nil && !refused && f.setOutcome(o) {
 		a.srv.tracker.remove(f)
 	}
 }
@@ -91,8 +93,7 @@ func addressText(a *corev3.Address) string {
 	return net.JoinHostPort(s.GetAddress(), strconv.FormatUint(uint64(s.GetPortValue()), 10))
 }
 
-// isMalformed reports whether gRPC failed to decode a message. gRPC wraps the codec's error as
-// text only.
+// isMalformed reports whether gRPC failed to decode a message. gRPC wraps the codec's error as text only.
 func isMalformed(err error) bool {
 	return status.Code(err) == codes.Internal && strings.Contains(err.Error(), errMalformed.Error())
 }

@@ -20,8 +20,7 @@ type Header struct{ Name, Value string }
 
 // Request is one HTTP request as Envoy sent it.
 type Request struct {
-	// ID is Envoy's request id (header x-request-id, else the attribute
-	// request.id), "" if there is none.
+	// ID is Envoy's request id (header x-request-id, else the attribute request.id), "" if there is none.
 	ID string
 	// Method, Path and Authority are the pseudo headers, "" if missing.
 	Method, Path, Authority string
@@ -29,9 +28,8 @@ type Request struct {
 	Headers []Header
 	// Body is the whole body in one piece, nil if there is none.
 	Body []byte
-	// Partial reports that Body is not the whole body, because Envoy did not send the rest
-	// (BUFFERED_PARTIAL) or the decision is due before the body arrives (NONE, STREAMED). Do not
-	// parse or edit such a body.
+	// Partial reports that Body is not the whole body, because Envoy did not send the rest (BUFFERED_PARTIAL) or the
+	// decision is due before the body arrives (NONE, STREAMED). Do not parse or edit such a body.
 	Partial bool
 	// Subset lists the endpoints ("ip" or "ip:port") that the data plane allows;
 	// HasSubset distinguishes an empty list (nothing is allowed) from none.
@@ -65,10 +63,9 @@ func (r *Request) Fits(d *Decision) bool {
 	return r.view.makeRoom(&m)
 }
 
-// Hold marks the parts of Decide that may legitimately take long: queueing, tokenizing, a
-// prefill leg. While it is on, a decision older than Options.ExtendAfter makes the server ask
-// Envoy for Options.ExtendTimeout, once. While it is off, a Decide that hangs costs at most
-// Envoy's message_timeout. Call it from the goroutine of Decide.
+// Hold marks the parts of Decide that may legitimately take long: queueing, tokenizing, a prefill leg. While it is on,
+// a decision older than Options.ExtendAfter makes the server ask Envoy for Options.ExtendTimeout, once. While it is
+// off, a Decide that hangs costs at most Envoy's message_timeout. Call it from the goroutine of Decide.
 func (r *Request) Hold(on bool) {
 	if r.extension != nil {
 		r.extension.hold(on)
@@ -102,12 +99,10 @@ type Decision struct {
 	// Body replaces the request body if not nil. It must not share memory with Request.Body and
 	// must not be modified afterwards, because it is sent without a copy.
 	Body []byte
-	// ClearRouteCache asks Envoy to match the route again, because a header of Set takes part in
-	// the match.
+	// ClearRouteCache asks Envoy to match the route again, because a header of Set takes part in the match.
 	ClearRouteCache bool
-	// Abort, if not nil, may deliver one Reject while the worker has not begun to respond: the
-	// client receives it, and the worker's request is reset. A Reject that arrives later, or
-	// after Envoy has stopped listening, is dropped.
+	// Abort, if not nil, may deliver one Reject while the worker has not begun to respond: the client receives it, and
+	// the worker's request is reset. A Reject that arrives later, or after Envoy has stopped listening, is dropped.
 	Abort <-chan *Reject
 	// Ticket follows the request until its end; may be nil.
 	Ticket Ticket
@@ -122,8 +117,7 @@ type Wait struct {
 	Resume func() Decision
 }
 
-// Await returns d, or what it becomes after its Wait: for handlers that wrap another one, and
-// outside of a server.
+// Await returns d, or what it becomes after its Wait: for handlers that wrap another one, and outside of a server.
 func Await(ctx context.Context, d Decision) Decision {
 	for d.Wait != nil {
 		select {
@@ -135,8 +129,7 @@ func Await(ctx context.Context, d Decision) Decision {
 	return d
 }
 
-// requestID returns the id by which Envoy knows the request after the decision, which may
-// replace it.
+// requestID returns the id by which Envoy knows the request after the decision, which may replace it.
 func (d *Decision) requestID(before string) string {
 	for i := range d.Set {
 		if d.Set[i].Name == requestIDKey {
@@ -170,23 +163,20 @@ type Ticket interface {
 	// most once, and not at all if the piece is seen only after End, because the observing
 	// stream of a short response may lag behind. Outcome.FirstToken holds the time then.
 	FirstToken(at time.Time)
-	// End reports that the request is over, or that the server is draining and stops following
-	// it.
+	// End reports that the request is over, or that the server is draining and stops following it.
 	End(at time.Time)
 }
 
-// EditTicket is a Ticket that may change the response body on its way to the
-// client.
+// EditTicket is a Ticket that may change the response body on its way to the client.
 type EditTicket interface {
 	Ticket
 	// EditsBody is called after ResponseHeaders of a response that has a body. If it returns
 	// true, Envoy is asked for the body where it is not configured to send it, and the response
 	// loses its content-length. Without allow_mode_override Envoy does not send the body then.
 	EditsBody() bool
-	// EditBody follows ResponseBody with the same bytes. If changed is true, out is sent to the
-	// client instead; it may be empty, must not share memory with chunk and must not be modified
-	// afterwards. holds reports that bytes are held back for a later piece; it must be false if
-	// last is true.
+	// EditBody follows ResponseBody with the same bytes. If changed is true, out is sent to the client instead; it may
+	// be empty, must not share memory with chunk and must not be modified afterwards. holds reports that bytes are held
+	// back for a later piece; it must be false if last is true.
 	EditBody(chunk []byte, last bool) (out []byte, changed, holds bool)
 }
 
@@ -200,13 +190,11 @@ type OutcomeTicket interface {
 	Outcome(o Outcome)
 }
 
-// Outcome is one access log entry. Durations count from the request's first
-// byte and are 0 if the event did not happen.
+// Outcome is one access log entry. Durations count from the request's first byte and are 0 if the event did not happen.
 type Outcome struct {
 	// Status is the code that the client got, 0 if none.
 	Status int `json:"status"`
-	// Flags are Envoy's response flags by their names in its API (snake case); nil if none are
-	// set.
+	// Flags are Envoy's response flags by their names in its API (snake case); nil if none are set.
 	Flags []string `json:"flags"`
 	// Details is %RESPONSE_CODE_DETAILS%.
 	Details string `json:"details"`

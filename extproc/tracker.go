@@ -8,30 +8,26 @@ import (
 // maxUnfollowed limits the requests without a flight that are remembered.
 const maxUnfollowed = 4096
 
-// requestHash identifies a request id, which a client may make arbitrarily long. The hash is
-// keyed per process, so that clients cannot construct collisions; the zero value stands for a
-// missing id.
+// requestHash identifies a request id, which a client may make arbitrarily long. The hash is keyed per process, so that
+// clients cannot construct collisions; the zero value stands for a missing id.
 type requestHash [2]uint64
 
-// tracker finds flights by request id, for streams that carry no other key: the observing filter
-// and the access log.
+// tracker finds flights by request id, for streams that carry no other key: the observing filter and the access log.
 type tracker struct {
 	failed func(Failure)
 	seeds  [2]maphash.Seed
 
 	mu   sync.Mutex
 	byID map[requestHash]*flight
-	// unfollowed holds requests that came here and have no flight, because we answered them or
-	// their outcome does not matter. An observing filter and the access log report on these too,
-	// once each and in any order, so entries are evicted only by newer ones. Invariant: it is
-	// the set of the elements of order, a ring that, once full, has its oldest element at index
-	// oldest.
+	// unfollowed holds requests that came here and have no flight, because we answered them or their outcome does not
+	// matter. An observing filter and the access log report on these too, once each and in any order, so entries are
+	// evicted only by newer ones. Invariant: it is the set of the elements of order, a ring that, once full, has its
+	// oldest element at index oldest.
 	unfollowed map[requestHash]struct{}
 	order      []requestHash
 	oldest     int
-	// late is a ring of ended flights that wait for their outcome; once full, its oldest element
-	// is at index next. With capacity 0 no flight waits. Invariant: a flight in byID is open or
-	// in late.
+	// late is a ring of ended flights that wait for their outcome; once full, its oldest element is at index next. With
+	// capacity 0 no flight waits. Invariant: a flight in byID is open or in late.
 	late []*flight
 	next int
 }
@@ -63,8 +59,7 @@ func (t *tracker) add(f *flight) bool {
 	return free
 }
 
-// find returns the flight of a request, nil if it has none, and counts a request that never came
-// here.
+// find returns the flight of a request, nil if it has none, and counts a request that never came here.
 func (t *tracker) find(id requestHash) *flight {
 	t.mu.Lock()
 	f := t.byID[id]

@@ -8,7 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 type decideFunc func(*Request) Decision
@@ -35,6 +37,31 @@ func tell(x *exchange, id string) {
 	look := &exchange{srv: x.srv, observer: true, req: Request{ID: id}}
 	look.observe(&message{kind: KindResponseBody})
 	(&accessLog{srv: x.srv}).entry(&accesslogv3.HTTPAccessLogEntry{Request: &accesslogv3.HTTPRequestProperties{RequestId: id}})
+}
+
+// What was refused is not the outcome of an open request with the same id.
+func TestARefusedRequestOfTheSameIDHasNoOutcome(t *testing.T) {
+	ticket := &recordedTicket{ended: make(chan struct{})}
+	x, failures := exchangeFor(t, t.Context(), Options{LateTickets: 9}, decideFunc(func(*Request) Decision { return Decision{Ticket: ticket} }), "a")
+	entry := func(status uint32, details, upstream string) {
+		e := &accesslogv3.HTTPAccessLogEntry{Request: &accesslogv3.HTTPRequestProperties{RequestId: "a"}, CommonProperties: &accesslogv3.AccessLogCommon{},
+			Response: &accesslogv3.HTTPResponseProperties{ResponseCode: wrapperspb.UInt32(status), ResponseCodeDetails: details}}
+		if upstream != "" {
+			e.CommonProperties.UpstreamRemoteAddress = &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{Address: upstream}}}
+		}
+		(&accessLog{srv: x.srv}).entry(e)
+	}
+	entry(400, "path_normalization_failed", "")
+	entry(503, "kvlane_too_many_bodies", "")
+	x.close()
+	entry(404, "kvlane_models", "")
+	if n := len(ticket.outcomes); n != 0 || failures[FailureUnknownRequest] != 0 {
+		t.Fatalf("got %d outcomes, %d counted as unknown; want none", n, failures[FailureUnknownRequest])
+	}
+	entry(404, "via_upstream", "10.0.0.1")
+	if len(ticket.outcomes) != 1 || ticket.outcomes[0].Status != 404 {
+		t.Errorf("got outcomes %+v, want the engine's 404", ticket.outcomes)
+	}
 }
 
 // Envoy's observing filter and its access log report on requests that we answered ourselves too.

@@ -139,7 +139,7 @@ func (d *Decider) Reload(c *config.Config) error {
 	c.SetBounds(&d.waiting.queue)
 	d.decisions.Resize(c.Explain.Keep)
 	if d.legs != nil {
-		d.legs.Answers.SetMost(answerBytes(c))
+		boundLegs(d.legs, c)
 	}
 	d.shadows = shadows(c)
 	d.live.Store(c)

@@ -37,13 +37,16 @@ func newLegs(c *config.Config) (*disagg.Runner, error) {
 	if err != nil {
 		return nil, err
 	}
-	legs.Answers.SetMost(answerBytes(c))
+	boundLegs(legs, c)
 	return legs, nil
 }
 
-// answerBytes bounds the answers of prefill legs by a share of their own, rounded up since 0 means unbounded:
-// they do not take the room of bodies.
-func answerBytes(c *config.Config) int64 { return (int64(c.Limits.Bodies.Bytes) + 3) / 4 }
+// boundLegs bounds the answers of prefill legs by a share of their own, rounded up since 0 means unbounded: they do not
+// take the room of bodies. The bodies of concurrent legs, which outlive those of their requests, have as much as these.
+func boundLegs(legs *disagg.Runner, c *config.Config) {
+	legs.Answers.SetMost((int64(c.Limits.Bodies.Bytes) + 3) / 4)
+	legs.Bodies.SetMost(int64(c.Limits.Bodies.Bytes))
+}
 
 // legBudget reserves a tenth of Envoy's message timeout, at most 5 s, for everything but
 // the legs.
@@ -255,7 +258,7 @@ func (d *Decider) legFailed(id routing.ReservationID, f *disagg.FailureError) {
 func (w *work) failed(p *placed, at *fleet.Endpoint, f *disagg.FailureError) {
 	d := w.d
 	worker, name := at.Target.Worker, at.Target.String()
-	if f.Outcome == disagg.Refused || f.Outcome == disagg.Unreachable {
+	if f.Outcome == disagg.Refused || f.Outcome == disagg.Unreachable || f.Outcome == disagg.NoRoom && d.legs.Protocol.AtOnce {
 		d.fleet.Withdraw(p.prefillCredit) // it computed nothing
 	}
 	d.countLeg(worker, f.Outcome)

@@ -112,3 +112,52 @@ func TestAConcurrentLegNeedsNoRoom(t *testing.T) {
 		}
 	}
 }
+
+// The bodies of concurrent legs share a bound while engines have not answered; a leg beyond it is not sent, and a single one
+// always is. Legs that decode waits for need no room: their bodies end with the request's.
+func TestBodiesOfConcurrentLegsAreBounded(t *testing.T) {
+	for connector, bounded := range map[string]bool{"sglang": true, "nixl": false} {
+		arrived, answer := make(chan struct{}, 3), make(chan struct{})
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			arrived <- struct{}{}
+			if bounded {
+				<-answer
+			}
+			_, _ = io.WriteString(w, `{"kv_transfer_params":{}}`)
+		}))
+		r, err := NewRunner(connector, Options{}, RunnerOptions{Timeout: time.Minute, HeadStart: time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		run := func() (sent bool, f *FailureError) {
+			req, err := body.Parse(body.Completions, []byte(`{"prompt":"`+strings.Repeat("a", 900)+`"}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			x := &Exchange{Request: req, Path: "/v1/completions", Decode: Side{Worker: "d", Address: "127.0.0.1:1", Rank: NoRank}}
+			defer x.End()
+			x.Begin(Side{Worker: "p", Address: srv.Listener.Addr().String(), Rank: NoRank}, NewUnique())
+			_, f = r.Run(t.Context(), &Call{Exchange: x, Headers: func(func(string, string)) {}, Body: req.Body, Within: time.Minute,
+				Sent: func() { sent = true }, Ended: func(*Usage) {}, Late: func(*FailureError) {}})
+			return sent, f
+		}
+		r.Bodies.SetMost(100)
+		for i := range 2 {
+			sent, f := run()
+			if refused := bounded && i == 1; sent == refused || refused != (f != nil && f.Outcome == NoRoom) {
+				t.Errorf("%s, leg %d: sent %v, %v; want refused: %v", connector, i, sent, f, refused)
+			}
+		}
+		<-arrived
+		if held := r.Bodies.Held(); bounded != (held > 900) || len(arrived) > 0 == bounded {
+			t.Errorf("%s: %d bytes held, %d further legs arrived", connector, held, len(arrived))
+		}
+		close(answer)
+		r.wg.Wait()
+		if held := r.Bodies.Held(); held != 0 {
+			t.Errorf("%s: %d bytes held at the end", connector, held)
+		}
+		r.Close()
+		srv.Close()
+	}
+}

@@ -32,8 +32,8 @@ type Runner struct {
 	RunnerOptions
 
 	Protocol *Protocol
-	// Answers bounds the answers that are held until Exchange.End.
-	Answers Room
+	// Answers bounds the answers that are held until Exchange.End, Bodies the bodies of concurrent legs, which outlive it.
+	Answers, Bodies Room
 
 	sender *Sender
 	ctx    context.Context
@@ -131,10 +131,10 @@ func (r *Runner) run(ctx context.Context, c *Call) (res Result, err error) {
 	}
 	// The request's memory must not be used after Run.
 	out := &sending{x.Prefill.Address, strings.Clone(cmp.Or(leg.Path, x.Path)), x.LegHeader(&leg, c.Headers), body}
-	c.Sent()
 	if r.Protocol.AtOnce {
 		return r.concurrent(ctx, c, out)
 	}
+	c.Sent()
 	x.charge.room = &r.Answers
 	raw, err := r.sender.Send(ctx, out, &x.charge, nil)
 	if err != nil {
@@ -153,12 +153,19 @@ func (r *Runner) concurrent(ctx context.Context, c *Call, leg *sending) (res Res
 	if res.Decode, err = r.Protocol.Decode(c.Exchange, nil); err != nil {
 		return res, err
 	}
+	sent := charge{room: &r.Bodies}
+	if err := sent.take(int64(len(leg.body))); err != nil {
+		sent.free()
+		return res, &FailureError{Outcome: NoRoom, Err: err}
+	}
+	c.Sent()
 	running, stop := context.WithTimeout(r.ctx, r.Timeout)
 	early := make(chan error) // read until the head start is over
 	over := make(chan struct{})
 	ended, late := c.Ended, c.Late // the goroutine must not keep the request alive
 	r.wg.Go(func() {
 		defer stop()
+		defer sent.free()
 		seen, charged := body.NewUsageScanner(false), charge{room: &r.Answers}
 		defer charged.free()
 		_, err := r.sender.Send(running, leg, &charged, seen)
