@@ -86,8 +86,8 @@ func (o *Oracle) renderedIDs(ctx context.Context, req *body.Request) ([]uint32, 
 	return ids, nil
 }
 
-// errNoEndpoint is wrapped by the error for 403, 404 and 501.
-var errNoEndpoint = errors.New("no such endpoint")
+// errNoEndpoint is wrapped by the error for 403, 404 and 501, errNoAnswer by those of calls without a whole answer.
+var errNoEndpoint, errNoAnswer = errors.New("no such endpoint"), errors.New("no answer")
 
 func (o *Oracle) question(req *body.Request) (path string, data []byte, err error) {
 	engine := o.Engine.profile()
@@ -129,13 +129,13 @@ func post(ctx context.Context, timeout time.Duration, url string, raw []byte) ([
 	r.Header.Set("Content-Type", "application/json")
 	resp, err := toEngine.Do(r)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errNoAnswer, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errNoAnswer, err)
 	case len(answer) > maxAnswer:
 		return nil, fmt.Errorf("%s: answer of more than %d bytes", url, maxAnswer)
 	case resp.StatusCode == http.StatusOK:

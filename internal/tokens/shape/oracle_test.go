@@ -325,6 +325,14 @@ func TestRemoteBreaker(t *testing.T) {
 		t.Fatal(err)
 	}
 	call := func() error { _, err := r.Prompt(t.Context(), req); return err }
+	f.down.Store(true)
+	for range 2 * breakerFailures { // prompts that it fails on, which a client may know
+		if err := call(); err == nil || errors.Is(err, ErrBreakerOpen) {
+			t.Fatalf("an error that is answered: %v", err)
+		}
+	}
+	f.down.Store(false)
+	outcomes = nil
 	f.slow.Store(true)
 	for i := range breakerFailures {
 		if err := call(); err == nil || errors.Is(err, ErrBreakerOpen) {

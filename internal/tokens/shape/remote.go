@@ -26,8 +26,8 @@ type Remote struct {
 	until  time.Time
 }
 
-// breakerFailures is the number of consecutive failures that open the breaker, breakerPause the
-// time until one call is let through again.
+// breakerFailures is the number of consecutive calls without an answer that open the breaker, breakerPause the time until
+// one call is let through again.
 const (
 	breakerFailures = 5
 	breakerPause    = 10 * time.Second
@@ -49,8 +49,7 @@ func (r *Remote) Prompt(ctx context.Context, req *body.Request) (Result, error) 
 	res, err := Result{}, ErrBreakerOpen
 	if r.allow() {
 		res, err = r.call(ctx, path, req)
-		_, refused := errors.AsType[*Refusal](err)
-		r.done(err == nil || refused || ctx.Err() != nil)
+		r.done(!errors.Is(err, errNoAnswer) || ctx.Err() != nil) // an error that it answers fails that prompt only
 	}
 	if r.OnCall != nil {
 		r.OnCall(err)
