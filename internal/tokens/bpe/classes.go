@@ -29,6 +29,7 @@ const (
 	clsWord                         // \w of Rust's regex
 	clsDigit                        // char::is_numeric of Rust
 	clsCompose                      // NFC may change it or, as clsSecond, the code point before it
+	clsFirst                        // the first half of a composition
 	clsSecond                       // the second half of a composition
 	clsDecomposes                   // it has a canonical decomposition
 	clsAlpha                        // [A-Za-z]

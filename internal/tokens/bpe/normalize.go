@@ -36,6 +36,7 @@ func initNormal(flat []class) {
 		a, b, c := mustHex(f[0]), mustHex(f[1]), mustHex(f[2])
 		composition[[2]rune{a, b}] = c
 		composed[c] = true
+		flat[a] |= clsFirst
 		flat[b] |= clsCompose | clsSecond
 	}
 	for c := range decomposition {
@@ -46,6 +47,12 @@ func initNormal(flat []class) {
 	}
 	for combining, ranges := range combiningClasses {
 		setRanges(flat, ranges, class(combining)<<classBits)
+	}
+	for c := range hangulLs {
+		flat[hangulL+c] |= clsFirst
+	}
+	for c := range hangulCount {
+		flat[hangulS+c] |= clsFirst // those with a final consonant too: it costs only time
 	}
 	for c := range hangulVs {
 		flat[hangulV+c] |= clsCompose | clsSecond
@@ -71,9 +78,13 @@ const highBits = 0x8080808080808080
 // lower classes among the marks of a composed character. They are not second halves, so they join
 // nothing, and they block none of its marks, whose classes are higher: it composes again, and the
 // marks return to their order.
+//
+// A second half is left alone, too, where it follows a starter that neither decomposes nor is a first
+// half, as in most text of Indian scripts: nothing comes between the two, so it joins nothing. A mark
+// after it is judged as above, and another second half after it, if it is a mark, ends the check.
 func composeAt(s string, i int, wanted *watch) int {
 	b := bytesOf(s)
-	last := class(0)
+	before := clsFirst // the class of the preceding code point; unknown, and of ASCII: this one
 	look := min(i+lookEvery, len(b))
 	for i < len(s) {
 		if i >= look {
@@ -83,7 +94,7 @@ func composeAt(s string, i int, wanted *watch) int {
 			look = min(i+lookEvery, len(b))
 		}
 		if b[i] < 0x80 {
-			last = 0
+			before = clsFirst
 			i++
 			for i+8 <= look && binary.LittleEndian.Uint64(b[i:])&highBits == 0 {
 				i += 8
@@ -107,11 +118,13 @@ func composeAt(s string, i int, wanted *watch) int {
 			}
 		}
 		c := classPages[classIndex[r>>8]][r&0xff]
-		combining := c >> classBits
-		if c&clsCompose != 0 || combining < last && combining != 0 {
+		if combining := c >> classBits; combining < before>>classBits && combining != 0 {
 			return i
 		}
-		last = combining
+		if c&clsCompose != 0 && (c&(clsSecond|clsDecomposes) != clsSecond || before&(clsFirst|clsDecomposes) != 0 || before>>classBits != 0) {
+			return i
+		}
+		before = c
 		i += n
 	}
 	return i

@@ -48,6 +48,41 @@ func TestQuickCheck(t *testing.T) {
 	}
 }
 
+// TestQuickCheckOfSecondHalves: one is left alone exactly where it joins nothing, whatever precedes and follows.
+func TestQuickCheckOfSecondHalves(t *testing.T) {
+	var firsts, seconds []rune
+	for c := rune(0x80); c < 0x1f000; c++ {
+		if k := runeClass(c); k&clsSecond != 0 {
+			seconds = append(seconds, c)
+		} else if c%977 == 0 && utf8.ValidRune(c) || k&(clsFirst|clsDecomposes|clsCompose) != 0 && (c < hangulS || c%97 == 0) || k>>classBits != 0 {
+			firsts = append(firsts, c)
+		}
+	}
+	quick := 0
+	for _, a := range firsts {
+		for _, c := range seconds {
+			for _, more := range []string{"", "\u0316", "\u094d", "\u0301", "\u09be"} {
+				s := string([]rune{a, c}) + more
+				if composeAt(s, 0, new(watch)) < len(s) {
+					continue
+				}
+				quick++
+				if want := whollyNFC(s); s != want {
+					t.Fatalf("%+q: got no place to compose, want one: its normal form is %+q", s, want)
+				}
+			}
+		}
+	}
+	if quick < 10000 {
+		t.Errorf("got %d texts that the quick check accepts, want at least 10000", quick)
+	}
+	for _, s := range []string{"मेज़ ज़रूरत पढ़ना बड़ा", "কাজ করা", "நாள்", "e\u094d\u0316"} {
+		if at := composeAt(s, 0, new(watch)); at != len(s) {
+			t.Errorf("%+q: got a place to compose at %d, want none", s, at)
+		}
+	}
+}
+
 // TestTheQuickCheckPassesValidTextOnly: and all valid text that cannot compose.
 func TestTheQuickCheckPassesValidTextOnly(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
