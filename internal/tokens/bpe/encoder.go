@@ -11,7 +11,7 @@ import (
 type encoder struct {
 	t       *Tokenizer
 	front   *[1 << (frontBits - 1)][2]frontWord
-	broad   *[1 << broadBits]broadWord
+	broad   *[1 << (broadBits - 1)][2]broadWord
 	long    *store
 	merge   merger
 	match   regexSearch
@@ -36,7 +36,7 @@ type encoder struct {
 }
 
 func newEncoder(t *Tokenizer) *encoder {
-	return &encoder{t: t, front: new([1 << (frontBits - 1)][2]frontWord), broad: new([1 << broadBits]broadWord), long: newStore(1<<13, longText, longText/4)}
+	return &encoder{t: t, front: new([1 << (frontBits - 1)][2]frontWord), broad: new([1 << (broadBits - 1)][2]broadWord), long: newStore(1<<13, longText, longText/4)}
 }
 
 // maxScratch bounds, in bytes, each buffer that is kept between texts.

@@ -10,7 +10,7 @@ import (
 // maxWord bytes, and those with more ids than an entry has room for, in a store. Longer words are
 // never cached, so a hostile prompt cannot fill the memory.
 const (
-	frontBits = 15 // two entries share a bucket
+	frontBits = 16 // two entries share a bucket, also in broad
 	frontSize = 15
 	frontIDs  = 2 * perWord
 	broadBits = 13
@@ -215,7 +215,7 @@ func (enc *encoder) longWord(dst []uint32, text []byte, from, end int, parts boo
 		}
 		parts = true
 	}
-	var w *broadWord
+	var bucket *[2]broadWord
 	var key [4]uint64
 	if len(word) <= broadSize {
 		b, mask := text[from:], &keyMasks[len(word)-16]
@@ -226,15 +226,17 @@ func (enc *encoder) longWord(dst []uint32, text []byte, from, end int, parts boo
 			binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:16]),
 			binary.LittleEndian.Uint64(b[16:24]) & mask[0], binary.LittleEndian.Uint64(b[24:32])&mask[1] | uint64(len(word))<<56,
 		}
-		w = &enc.broad[fold(fold(key[0]^hashSeed, key[1]^mulA)^key[2], key[3]^mulB)>>(64-broadBits)]
-		if w.key == key {
-			return unpack(dst, w.ids[:])
+		bucket = &enc.broad[fold(fold(key[0]^hashSeed, key[1]^mulA)^key[2], key[3]^mulB)>>(64-(broadBits-1))]
+		for i := range bucket {
+			if w := &bucket[i]; w.key == key {
+				return unpack(dst, w.ids[:])
+			}
 		}
 	}
 	dst = enc.merged(dst, text, from, end, parts)
-	if w != nil && len(dst)-at <= broadIDs {
-		w.key = key
-		pack(w.ids[:], dst[at:])
+	if bucket != nil && len(dst)-at <= broadIDs {
+		bucket[1], bucket[0].key = bucket[0], key
+		pack(bucket[0].ids[:], dst[at:])
 	}
 	return dst
 }
