@@ -67,25 +67,18 @@ func (s *smallMerge) least(n int) uint64 {
 	a, b, c, d := noSmall, noSmall, noSmall, noSmall
 	for i := 0; i < n; i += smallGroup {
 		p := (*[smallGroup]uint64)(s.pairs[i:])
-		a = lesser(a, p[0])
-		b = lesser(b, p[1])
-		c = lesser(c, p[2])
-		d = lesser(d, p[3])
-		a = lesser(a, p[4])
-		b = lesser(b, p[5])
-		c = lesser(c, p[6])
-		d = lesser(d, p[7])
+		a = min(a, p[0])
+		b = min(b, p[1])
+		c = min(c, p[2])
+		d = min(d, p[3])
+		a = min(a, p[4])
+		b = min(b, p[5])
+		c = min(c, p[6])
+		d = min(d, p[7])
 	}
-	a = lesser(a, b)
-	c = lesser(c, d)
-	return lesser(a, c)
-}
-
-func lesser(a, b uint64) uint64 {
-	if b < a {
-		a = b
-	}
-	return a
+	a = min(a, b)
+	c = min(c, d)
+	return min(a, c)
 }
 
 // missed returns all ones if v, from the near table, is at least nearHit, else 0.

@@ -48,18 +48,8 @@ func initNormal(flat []class) {
 	for combining, ranges := range combiningClasses {
 		setRanges(flat, ranges, class(combining)<<classBits)
 	}
-	for c := range hangulLs {
-		flat[hangulL+c] |= clsFirst
-	}
-	for c := range hangulCount {
-		flat[hangulS+c] |= clsFirst // those with a final consonant too: it costs only time
-	}
-	for c := range hangulVs {
-		flat[hangulV+c] |= clsCompose | clsSecond
-	}
-	for c := range hangulTs {
-		flat[hangulT+c] |= clsCompose | clsSecond
-	}
+	setRanges(flat, "1161-1175,11a7-11c2", clsCompose|clsSecond) // vowels and final consonants
+	setRanges(flat, "1100-1112,ac00-d7a3", clsFirst)             // too many syllables: it costs only time
 }
 
 // quiet reports whether the code point is a starter that NFC leaves as it is and does not join to
@@ -118,10 +108,8 @@ func composeAt(s string, i int, wanted *watch) int {
 			}
 		}
 		c := classPages[classIndex[r>>8]][r&0xff]
-		if combining := c >> classBits; combining < before>>classBits && combining != 0 {
-			return i
-		}
-		if c&clsCompose != 0 && (c&(clsSecond|clsDecomposes) != clsSecond || before&(clsFirst|clsDecomposes) != 0 || before>>classBits != 0) {
+		joins := c&clsCompose != 0 && (c&(clsSecond|clsDecomposes) != clsSecond || before&(clsFirst|clsDecomposes) != 0 || before>>classBits != 0)
+		if combining := c >> classBits; joins || combining < before>>classBits && combining != 0 {
 			return i
 		}
 		before = c
