@@ -159,7 +159,7 @@ func TestServeAwaitsTheModelHub(t *testing.T) {
 	load := func(ctx context.Context, lock string) (bool, error) {
 		c := config.Default()
 		c.Models = []config.Model{{Name: "m", Tokenizer: "hf:Org/Model", TokenizerLock: lock, Engine: "vllm"}}
-		list, err := loadModels(ctx, &c, observe.New("test"), zerolog.New(&log))
+		list, err := loadModels(ctx, &c, nil, observe.New("test"), zerolog.New(&log))
 		return err == nil && list[0].Tokens != nil, err
 	}
 	// The remedy is in the log.

@@ -22,18 +22,22 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// loadModels loads the tokenizers of the configuration. A tokenizer that is not known to be
-// exact is left out and the reason logged: its model is routed by load. A folder that
-// cannot be read at all is an error.
-func loadModels(ctx context.Context, c *config.Config, metrics *observe.Metrics, log zerolog.Logger) ([]*fleet.Model, error) {
+// loadModels loads the tokenizers of the configuration; of old, the models as they were loaded before, only those whose hub was
+// away. A tokenizer that is not known to be exact, or whose hub does not answer within hubPatience, is left out and the reason
+// logged: its model is routed by load. A folder that cannot be read at all is an error.
+func loadModels(ctx context.Context, c *config.Config, old []*fleet.Model, metrics *observe.Metrics, log zerolog.Logger) ([]*fleet.Model, error) {
 	ctx, cancel := context.WithTimeout(ctx, hubPatience)
 	defer cancel()
 	list := make([]*fleet.Model, 0, len(c.Models))
 	for i := range c.Models {
+		if old != nil && !old[i].Away {
+			list = append(list, old[i])
+			continue
+		}
 		s, err := newModel(ctx, c.Models[i], metrics, log)
 		switch {
 		case err == nil:
-		case s == nil || errors.Is(ctx.Err(), context.Canceled):
+		case errors.Is(ctx.Err(), context.Canceled):
 			return nil, err
 		case errors.Is(err, models.ErrUnknown), errors.Is(err, fs.ErrNotExist) && !strings.HasPrefix(c.Models[i].Tokenizer, hub.Prefix):
 			return nil, config.ProblemsError{partProblem(c, i, err)}
@@ -63,10 +67,7 @@ func refuse(c *config.Config, i int, s *fleet.Model, err error, log zerolog.Logg
 
 // newModel loads a model. With an error of its tokenizer or template it returns the model without them.
 func newModel(ctx context.Context, m config.Model, metrics *observe.Metrics, log zerolog.Logger) (*fleet.Model, error) {
-	engine, err := shape.ParseEngine(m.Engine)
-	if err != nil {
-		return nil, err
-	}
+	engine, _ := shape.ParseEngine(m.Engine) // checked with the configuration
 	s := &fleet.Model{Config: m, Engine: engine}
 	if m.Check.Renderer != "" {
 		s.Remote = &shape.Remote{URL: m.Check.Renderer, Timeout: m.Check.Timeout.Std(), OnCall: func(err error) {
@@ -90,26 +91,6 @@ func newModel(ctx context.Context, m config.Model, metrics *observe.Metrics, log
 	}
 	log.Info().Str("model", m.Name).Dur("took_ms", time.Since(begin)).Msg("tokenizer loaded")
 	return s, nil
-}
-
-// askHubs returns the models with those loaded whose hub was away, as far as it answers within hubPatience.
-func askHubs(ctx context.Context, c *config.Config, list []*fleet.Model, metrics *observe.Metrics, log zerolog.Logger) []*fleet.Model {
-	ctx, cancel := context.WithTimeout(ctx, hubPatience)
-	defer cancel()
-	list = slices.Clone(list)
-	for i, m := range list {
-		if !m.Away || errors.Is(ctx.Err(), context.Canceled) {
-			continue
-		}
-		s, err := newModel(ctx, c.Models[i], metrics, log)
-		if s == nil {
-			continue
-		}
-		if list[i] = s; err != nil {
-			refuse(c, i, s, err, log)
-		}
-	}
-	return list
 }
 
 // away reports whether a model waits for a hub that did not answer.

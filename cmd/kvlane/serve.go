@@ -114,7 +114,9 @@ func runServe(ctx context.Context, io streams, args []string) error {
 			if c, list := s.config.Load(), s.models; away(list) {
 				retry.Stop() // until they have answered
 				go func() {
-					list := askHubs(ctx, c, list, s.metrics, log)
+					if more, err := loadModels(ctx, c, list, s.metrics, log); err == nil {
+						list = more
+					}
 					asked <- func() { s.take(c, list) }
 				}()
 			}
@@ -188,7 +190,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 		return nil, err
 	}
 	metrics := observe.New(version)
-	served, err := loadModels(ctx, c, metrics, log)
+	served, err := loadModels(ctx, c, nil, metrics, log)
 	if err != nil {
 		return nil, err
 	}
