@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"sync"
@@ -110,20 +110,13 @@ func (x *XDS) publish(resource *anypb.Any) {
 }
 
 func lbEndpoint(address string) (*endpointv3.LbEndpoint, error) {
-	host, port, err := net.SplitHostPort(address)
+	a, err := netip.ParseAddrPort(address)
 	if err != nil {
 		return nil, err
 	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
-		return nil, fmt.Errorf("port: %w", err)
-	}
-	if net.ParseIP(host) == nil {
-		return nil, fmt.Errorf("%s is not an IP address", host)
-	}
 	return &endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
 		Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
-			Address: host, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(n)},
+			Address: a.Addr().String(), PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(a.Port())},
 		}}},
 	}}}, nil
 }
