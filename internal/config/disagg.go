@@ -26,15 +26,21 @@ func (d *Disagg) Of(w *Worker) WorkerDisagg {
 	return own
 }
 
-// Fill replaces '$pod' and '$ip' in a template's settings by a worker's name and address.
-func (w *WorkerDisagg) Fill(pod, ip string) {
+// Fill sets the address of a worker that is made of a template, and replaces '$pod', '$ip' and '$port' in its settings.
+func (w *Worker) Fill(pod, ip string, port int) {
 	host := ip
 	if strings.Contains(ip, ":") {
 		host = "[" + ip + "]"
 	}
-	w.ZMQ = strings.NewReplacer("$pod", pod, "$ip", host).Replace(w.ZMQ)
-	r := strings.NewReplacer("$pod", pod, "$ip", ip)
-	w.ReceiverHost, w.EngineID, w.SideHost = r.Replace(w.ReceiverHost), r.Replace(w.EngineID), r.Replace(w.SideHost)
+	w.Address = net.JoinHostPort(ip, strconv.Itoa(port))
+	endpoint := strings.NewReplacer("$pod", pod, "$ip", host, "$port", strconv.Itoa(port))
+	for _, s := range []*string{&w.Events.Endpoint, &w.Events.Replay, &w.Disagg.ZMQ} {
+		*s = endpoint.Replace(*s)
+	}
+	name := strings.NewReplacer("$pod", pod, "$ip", ip)
+	for _, s := range []*string{&w.Disagg.ReceiverHost, &w.Disagg.EngineID, &w.Disagg.SideHost} {
+		*s = name.Replace(*s)
+	}
 }
 
 // receives reports whether anything of an LMCache receiver is configured.

@@ -47,9 +47,12 @@ func TestAWorkersOwnSettingsWin(t *testing.T) {
 
 func TestATemplatesSettingsAreFilledIn(t *testing.T) {
 	for ip, zmq := range map[string]string{"10.0.0.1": "10.0.0.1:5", "fd00::1": "[fd00::1]:5"} {
-		w := WorkerDisagg{ZMQ: "$ip:5", ReceiverHost: "$ip", EngineID: "e-$pod", SideHost: "$ip"}
-		w.Fill("p", ip)
-		if w.ZMQ != zmq || w.ReceiverHost != ip || w.EngineID != "e-p" || w.SideHost != ip {
+		w := Worker{Events: Events{Endpoint: "tcp://$ip:5", Replay: "tcp://$ip:$port"}, Disagg: WorkerDisagg{ZMQ: "$ip:5", ReceiverHost: "$ip", EngineID: "e-$pod", SideHost: "$ip"}}
+		w.Fill("p", ip, 5)
+		if w.Address != zmq || w.Events.Endpoint != "tcp://"+zmq || w.Events.Replay != "tcp://"+zmq {
+			t.Errorf("%+v", w)
+		}
+		if w := w.Disagg; w.ZMQ != zmq || w.ReceiverHost != ip || w.EngineID != "e-p" || w.SideHost != ip {
 			t.Errorf("%+v", w)
 		}
 	}

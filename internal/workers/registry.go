@@ -209,7 +209,7 @@ func (r *Registry) Set(source string, list []Entry) {
 				// The source has just seen it become ready, which is newer than our last
 				// check.
 				t.down, t.failures, t.checked = "", 0, true
-				poke(t.kick)
+				Poke(t.kick)
 			}
 			t.entry = e
 			t.worker.Worker, t.worker.Draining = e.Worker, e.Draining
@@ -264,12 +264,12 @@ func (r *Registry) Suspect(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if t, ok := r.tracked[name]; ok {
-		poke(t.kick)
+		Poke(t.kick)
 	}
 }
 
-// poke sends without blocking: one that waits to be received is enough.
-func poke(c chan<- struct{}) {
+// Poke sends without blocking: one that waits to be received is enough.
+func Poke(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
@@ -308,7 +308,7 @@ func (r *Registry) Settled() bool {
 // changed triggers a call of OnChange. The caller holds the lock.
 func (r *Registry) changed() {
 	r.untold++
-	poke(r.notify) // one that is pending already will see this change
+	Poke(r.notify) // one that is pending already will see this change
 }
 
 func (r *Registry) announce() {
@@ -322,7 +322,7 @@ func (r *Registry) announce() {
 		for i := range list {
 			if t := r.tracked[list[i].Name]; t != nil && t.worker.Generation == list[i].Generation {
 				if list[i].Ready && !t.told && r.opts.Scrape > 0 {
-					poke(t.first)
+					Poke(t.first)
 				}
 				t.told = list[i].Ready
 			}

@@ -121,23 +121,15 @@ type Pool struct {
 	Endpoints []string
 }
 
-// At fills a worker's template with an address, which replaces '$ip' in its events and
-// connector settings.
+// At makes the worker of a template at an address; without a name of its own it is named by it.
 func At(template config.Worker, ip string, port int) config.Worker {
 	w := template
-	w.Address = net.JoinHostPort(ip, strconv.Itoa(port))
 	if w.Name == "" {
-		w.Name = w.Address
+		w.Name = net.JoinHostPort(ip, strconv.Itoa(port))
 	} else {
 		w.Name += "-" + ip
 	}
-	host := ip
-	if strings.Contains(ip, ":") {
-		host = "[" + ip + "]"
-	}
-	w.Events.Endpoint = strings.ReplaceAll(w.Events.Endpoint, "$ip", host)
-	w.Events.Replay = strings.ReplaceAll(w.Events.Replay, "$ip", host)
-	w.Disagg.Fill(w.Name, ip)
+	w.Fill(w.Name, ip, port)
 	return w
 }
 

@@ -37,12 +37,7 @@ func follow[T any, P interface {
 	})
 	informer := cache.NewSharedIndexInformer(source, P(new(T)), 0, cache.Indexers{})
 	dirty := make(chan struct{}, 1)
-	mark := func() {
-		select {
-		case dirty <- struct{}{}:
-		default:
-		}
-	}
+	mark := func() { workers.Poke(dirty) }
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { mark() }, UpdateFunc: func(any, any) { mark() }, DeleteFunc: func(any) { mark() },
 	})

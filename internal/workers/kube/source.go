@@ -426,10 +426,7 @@ func (p *pool) ask(at endpoint, pod *Pod, e *workers.Entry) *workers.Facts {
 	}
 	if q.facts == nil && e.Unready == "" {
 		e.Unready = "the engine is being asked about itself"
-		select {
-		case q.now <- struct{}{}:
-		default:
-		}
+		workers.Poke(q.now)
 	}
 	return q.facts
 }

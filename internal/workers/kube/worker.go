@@ -119,14 +119,8 @@ func assemble(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts, s
 		w.StartRank += i
 		w.Ranks, w.RankBy = 1, "port"
 	}
-	host := p.Status.PodIP
-	w.Disagg.Fill(p.Name, host)
-	w.Address = net.JoinHostPort(host, strconv.Itoa(port))
-	if strings.Contains(host, ":") {
-		host = "[" + host + "]"
-	}
+	w.Fill(p.Name, p.Status.PodIP, port)
 	for _, e := range []*string{&w.Events.Endpoint, &w.Events.Replay} {
-		*e = strings.NewReplacer("$ip", host, "$port", strconv.Itoa(port)).Replace(*e)
 		if *e != facts.Events.Endpoint && *e != facts.Events.Replay {
 			// Facts describe the queried port's own engine; a template describes the pod's
 			// first engine, and the ports of the others follow.
