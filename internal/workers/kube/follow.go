@@ -35,7 +35,7 @@ func follow[T any, P interface {
 	source := cache.NewFilteredListWatchFromClient(c.from, c.resource, c.namespace, func(o *metav1.ListOptions) {
 		o.LabelSelector, o.FieldSelector = c.labels, c.fields
 	})
-	informer := cache.NewSharedIndexInformer(source, P(new(T)), 0, cache.Indexers{})
+	informer := cache.NewSharedIndexInformerWithOptions(source, P(new(T)), cache.SharedIndexInformerOptions{ObjectDescription: c.resource})
 	dirty := make(chan struct{}, 1)
 	mark := func() { workers.Poke(dirty) }
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
