@@ -78,7 +78,7 @@ func TestOnlyEnvoyReachesKvlane(t *testing.T) {
 	address := func(i int) string { return fmt.Sprintf("127.0.0.1:%d", ports+i) }
 	b := newBed(t, shape{
 		engines: 1, ranks: 1,
-		listen: fmt.Sprintf("address: %q, events: %q, health: %q, cert_file: %[4]s/server.crt, key_file: %[4]s/tls.key, client_ca_file: %[4]s/ca.crt", address(0), address(1), address(2), dir),
+		listen: fmt.Sprintf("address: %q, events: %q, health: %q, cert_file: %[4]s/server.crt, key_file: %[4]s/tls.key, client_ca_file: %[4]s/ca.crt, tls_min_version: VersionTLS13", address(0), address(1), address(2), dir),
 		envoy:  fmt.Sprintf(", client_cert_file: %[1]s/client.crt, client_key_file: %[1]s/tls.key, ca_file: %[1]s/ca.crt, server_name: kvlane.test", dir),
 	})
 	if r := b.chat(message{"user", prose("mtls", 100)}); r.status != http.StatusOK || r.target == "" {
@@ -86,6 +86,7 @@ func TestOnlyEnvoyReachesKvlane(t *testing.T) {
 	}
 	with := credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{client}})
 	without := credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})
+	old := credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{client}, MaxVersion: tls.VersionTLS12})
 	call := func(address string, creds credentials.TransportCredentials, method string) codes.Code {
 		conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(creds))
 		if err != nil {
@@ -121,6 +122,7 @@ func TestOnlyEnvoyReachesKvlane(t *testing.T) {
 		want   codes.Code
 	}{
 		{"the workers, with a certificate", main, with, "xds", codes.OK},
+		{"the workers, by an older TLS", main, old, "xds", codes.Unavailable},
 		{"the workers, without", main, without, "xds", codes.Unavailable},
 		{"the workers, in plaintext", main, insecure.NewCredentials(), "xds", codes.Unavailable},
 		{"health, without", main, without, "health", codes.Unavailable},

@@ -1,7 +1,9 @@
 package routing
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -113,8 +115,8 @@ func (r *Router) Idle(now time.Duration) (n int) {
 }
 
 // Saturation is how full the targets of a model are, 0 to 1: the mean over those that are
-// ready, where one with limit or more tokens queued counts as 1. work is their uncached
-// tokens, and rate what they compute in a second.
+// ready. Each counts by what it has most of: queued tokens of limit, or requests, queued tokens or
+// KV cache of the policy's limits. work is their uncached tokens, and rate what they compute in a second.
 func (r *Router) Saturation(now time.Duration, model string, limit int64) (saturation float64, work int64, rate float64) {
 	n := 0.0
 	for _, slot := range r.order {
@@ -125,11 +127,15 @@ func (r *Router) Saturation(now time.Duration, model string, limit int64) (satur
 		n++
 		work += t.load.Queue - t.startedTokens
 		rate += r.config.PrefillRate * t.speed
-		if r.saturated(now, t) {
-			saturation++
-		} else {
-			saturation += min(float64(r.queued(now, t))/float64(max(limit, 1)), 1)
+		queued, l, none := float64(r.queued(now, t)), &r.config.Policy.Limits, math.Inf(1)
+		full := max(queued/float64(max(limit, 1)), queued/cmp.Or(float64(l.MaxQueue), none), float64(t.load.Active)/cmp.Or(float64(l.MaxActive), none))
+		if t.report.fresh(now, r.config.ReportTTL) {
+			full = max(full, t.report.kvUsage/cmp.Or(l.MaxKVUsage, none))
 		}
+		if r.saturated(now, t) {
+			full = 1
+		}
+		saturation += min(full, 1)
 	}
 	return saturation / max(n, 1), work, rate
 }

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rs/zerolog"
 	"golang.org/x/net/netutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
@@ -37,13 +38,16 @@ func newAdminServer(h http.Handler) *http.Server {
 	return &http.Server{Handler: sameSite(h), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: (maxProfile + 30) * time.Second, IdleTimeout: adminIdle, MaxHeaderBytes: 64 << 10}
 }
 
-func limitAdmin(l net.Listener) net.Listener {
-	return netutil.LimitListener(&fairListener{Listener: l, open: map[string]int{}}, maxAdminConnections)
+func limitAdmin(l net.Listener, log zerolog.Logger) net.Listener {
+	return netutil.LimitListener(&fairListener{Listener: l, log: log, open: map[string]int{}}, maxAdminConnections)
 }
 
-// fairListener closes the connections of a host above maxOfHost.
+// fairListener closes the connections of a host above maxOfHost, and says so once a minute.
 type fairListener struct {
 	net.Listener
+
+	log  zerolog.Logger
+	said time.Time // of the goroutine that accepts
 
 	mu   sync.Mutex
 	open map[string]int // connections by host
@@ -70,6 +74,10 @@ func (l *fairListener) Accept() (net.Conn, error) {
 			return &hostConn{Conn: c, closed: sync.OnceFunc(func() { l.left(host) })}, nil
 		}
 		_ = c.Close()
+		if now := time.Now(); now.Sub(l.said) >= time.Minute {
+			l.said = now
+			l.log.Warn().Str("host", host).Int("limit", maxOfHost).Msg("a host has too many connections: further ones are closed")
+		}
 	}
 }
 

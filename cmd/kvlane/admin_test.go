@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -281,7 +282,7 @@ func TestIdleAdminConnectionsAreBounded(t *testing.T) {
 	if s := newAdminServer(nil); s.IdleTimeout <= 0 || s.ReadHeaderTimeout <= 0 || s.ReadHeaderTimeout > s.IdleTimeout {
 		t.Errorf("got limits of %v until a request's headers and %v between requests, want both", s.ReadHeaderTimeout, s.IdleTimeout)
 	}
-	l := limitAdmin(endless{})
+	l := limitAdmin(endless{}, zerolog.Nop())
 	var open []net.Conn
 	for range maxAdminConnections {
 		c, err := l.Accept()
@@ -311,7 +312,8 @@ func TestIdleAdminConnectionsAreBounded(t *testing.T) {
 func TestNoHostTakesAllConnections(t *testing.T) {
 	t.Parallel()
 	from := make(chan string, 2)
-	l := limitAdmin(hosts{from: from})
+	var said bytes.Buffer
+	l := limitAdmin(hosts{from: from}, zerolog.New(&said))
 	connect := func(host string) net.Conn {
 		t.Helper()
 		from <- host
@@ -332,6 +334,9 @@ func TestNoHostTakesAllConnections(t *testing.T) {
 	open[0] = connect("10.0.0.1")
 	from <- "10.0.0.1"
 	open = append(open, connect("10.0.0.3"))
+	if text := said.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, `"host":"10.0.0.1","limit":64,`) {
+		t.Errorf("got the log %q, want one line a minute about 10.0.0.1", text)
+	}
 	for _, c := range open {
 		_ = c.Close()
 	}

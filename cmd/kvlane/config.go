@@ -171,11 +171,11 @@ func printOf(io streams, file string, of func(*config.Config) ([]byte, error)) e
 
 func runEnvoyConfig(_ context.Context, io streams, args []string) error {
 	f := flags("envoy-config")
-	file := f.String("config", "", "configuration `file` (default: the built-in defaults)")
-	if err := parse(io, f, args, 0); err != nil {
+	file := f.String("config", "", "configuration `file`, the same as the argument; without it the defaults")
+	if err := parse(io, f, args, 1); err != nil {
 		return err
 	}
-	return printOf(io, *file, envoy.Bootstrap)
+	return printOf(io, cmp.Or(*file, f.Arg(0)), envoy.Bootstrap)
 }
 
 func runSchema(_ context.Context, io streams, args []string) error {

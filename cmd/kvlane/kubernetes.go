@@ -153,58 +153,40 @@ type poolFlags struct {
 	bind            string
 	port, health    int
 	metrics         int
-	certs           string
+	certs, minTLS   string
 	selector        string
 	ports           []int
 	ignored         []string // flags without effect that were given, each with the reason
 }
 
-const scrapesHTTP, plainAdmin = "engines are asked over plain HTTP", "the admin port has no TLS: bound who reaches it (networkPolicy of the chart)"
-
-// ignoredFlags are flags of the endpoint pickers of GAIE and llm-d that change nothing here.
-var ignoredFlags = []struct {
-	name, why string
-	boolean   bool
-}{
-	{"zap-encoder", "logs are JSON", false},
-	{"zap-log-level", "log.level sets it", false},
-	{"v", "log.level sets it", false},
-	{"pool-group", "pools are of inference.networking.k8s.io", false},
-	{"secure-serving", "TLS and plaintext are served on one port", true},
-	{"enable-cert-reload", "certificates are always reloaded", true},
-	{"health-checking", "gRPC health is always served", true},
-	{"ha-enable-leader-election", "all replicas are active", true},
-	{"enable-pprof", "profiles are for this machine or holders of admin.token_file", true},
-	{"metrics-endpoint-auth", "/metrics needs no token", true},
-	{"tracing", "OTEL_EXPORTER_OTLP_ENDPOINT turns it on", true},
-	{"refresh-metrics-interval", "workers.scrape sets it", false},
-	{"metrics-staleness-threshold", "routing.report_ttl sets it", false},
-	{"kv-cache-usage-percentage-metric", "the engine's kind names the metric", false},
-	{"total-queued-requests-metric", "the engine's kind names the metric", false},
-	{"total-running-requests-metric", "the engine's kind names the metric", false},
-	{"lora-info-metric", "models[].adapters lists adapters", false},
-	{"cache-info-metric", "the engine's kind names the metric", false},
-	{"model-server-metrics-scheme", scrapesHTTP, false},
-	{"model-server-metrics-https-insecure-skip-verify", scrapesHTTP, true},
-	{"model-server-metrics-path", "the engine's kind names the path", false},
-	{"model-server-metrics-port", "metrics are at the worker's port", false},
-	{"refresh-prometheus-metrics-interval", "metrics are always current", false},
-	{"enable-grpc-stream-metrics", "metrics of streams are always served", true},
-	{"disable-endpoint-subset-filter", "a request's subset of endpoints is always kept", true},
-	{"emit-endpoint-scores", "kvlane explain shows costs", true},
-	{"enable-plugin-state-debug", "/debug/decisions shows decisions", true},
-	{"engine-label-key", "workers.kubernetes.worker.engine sets it", false},
-	{"grpc-max-recv-msg-size", "limits.max_body sets it", false},
-	{"grpc-max-send-msg-size", "limits.max_body sets it", false},
-	{"drain-timeout", "drain sets it", false},
-	{"zap-devel", "log.level sets it", true},
-	{"zap-stacktrace-level", "logs have no stack traces", false},
-	{"zap-time-encoding", "times are in RFC 3339", false},
-	{"allow-experimental-plugins", "there are no plugins", true},
-	{"tls-min-version", "TLS 1.2 and later is served", false},
-	{"tls-cipher-suites", "the cipher suites are those of Go", false},
-	{"metrics-cert-dir", plainAdmin, false},
-	{"metrics-client-ca-file", plainAdmin, false},
+// ignoredFlags are flags of the endpoint pickers of GAIE and llm-d that change nothing here, by the reason: those that take a
+// value, and switches.
+var ignoredFlags = []struct{ why, valued, switches string }{
+	{"logs are JSON, with times in RFC 3339 and without stack traces", "zap-encoder zap-time-encoding zap-stacktrace-level", ""},
+	{"log.level sets it", "zap-log-level v", "zap-devel"},
+	{"pools are of inference.networking.k8s.io", "pool-group", ""},
+	{"TLS and plaintext are served on one port", "", "secure-serving"},
+	{"certificates are always reloaded", "", "enable-cert-reload"},
+	{"gRPC health is always served", "", "health-checking"},
+	{"all replicas are active", "", "ha-enable-leader-election"},
+	{"profiles are for this machine or holders of admin.token_file", "", "enable-pprof"},
+	{"/metrics needs no token", "", "metrics-endpoint-auth"},
+	{"OTEL_EXPORTER_OTLP_ENDPOINT turns it on", "", "tracing"},
+	{"workers.scrape sets it", "refresh-metrics-interval", ""},
+	{"routing.report_ttl sets it", "metrics-staleness-threshold", ""},
+	{"the engine's kind and the worker's address say where its metrics are", "model-server-metrics-path model-server-metrics-port kv-cache-usage-percentage-metric total-queued-requests-metric total-running-requests-metric cache-info-metric", ""},
+	{"models[].adapters lists adapters", "lora-info-metric", ""},
+	{"engines are asked over plain HTTP", "model-server-metrics-scheme", "model-server-metrics-https-insecure-skip-verify"},
+	{"metrics are always current and complete", "refresh-prometheus-metrics-interval", "enable-grpc-stream-metrics"},
+	{"a request's subset of endpoints is always kept", "", "disable-endpoint-subset-filter"},
+	{"kvlane explain shows costs", "", "emit-endpoint-scores"},
+	{"/debug/decisions shows decisions", "", "enable-plugin-state-debug"},
+	{"workers.kubernetes.worker.engine sets it", "engine-label-key", ""},
+	{"limits.max_body sets it", "grpc-max-recv-msg-size grpc-max-send-msg-size", ""},
+	{"drain sets it", "drain-timeout", ""},
+	{"there are no plugins", "", "allow-experimental-plugins"},
+	{"the cipher suites are those of Go", "tls-cipher-suites", ""},
+	{"the admin port has no TLS: bound who reaches it (networkPolicy of the chart)", "metrics-cert-dir metrics-client-ca-file", ""},
 }
 
 // portFlag is a port number.
@@ -231,6 +213,13 @@ func kubernetesFlags(f *flag.FlagSet) *poolFlags {
 	f.StringVar(&k.bind, "bind", "", "`IP` on which --grpc-port and --grpc-health-port listen; empty: all")
 	f.Var((*portFlag)(&k.metrics), "metrics-port", "`port` instead of that of admin.address")
 	f.StringVar(&k.certs, "cert-path", "", "`folder` with tls.crt and tls.key, instead of listen.cert_file and listen.key_file")
+	f.Func("tls-min-version", "VersionTLS12 or VersionTLS13, instead of listen.tls_min_version; `version`s before 1.2 are never served", func(text string) error {
+		if !slices.Contains([]string{"VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"}, text) {
+			return errors.New("want VersionTLS12 or VersionTLS13")
+		}
+		k.minTLS = max(text, "VersionTLS12")
+		return nil
+	})
 	f.StringVar(&k.selector, "endpoint-selector", "", "pods by `labels`, such as 'app in (a,b),tier=c', instead of workers.kubernetes.selector and label_selector")
 	f.Func("endpoint-target-ports", "`ports` of a pod, with --endpoint-selector", func(text string) error {
 		for one := range strings.SplitSeq(text, ",") {
@@ -249,14 +238,17 @@ func kubernetesFlags(f *flag.FlagSet) *poolFlags {
 		})
 	}
 	for _, other := range ignoredFlags {
-		note := func(string) error {
-			k.ignored = append(k.ignored, "--"+other.name+" has no effect: "+other.why)
-			return nil
+		usage, note := "taken and ignored: "+other.why, func(name string) func(string) error {
+			return func(string) error {
+				k.ignored = append(k.ignored, "--"+name+" has no effect: "+other.why)
+				return nil
+			}
 		}
-		if usage := "taken and ignored: " + other.why; other.boolean {
-			f.BoolFunc(other.name, usage, note)
-		} else {
-			f.Func(other.name, usage, note)
+		for name := range strings.FieldsSeq(other.valued) {
+			f.Func(name, usage, note(name))
+		}
+		for name := range strings.FieldsSeq(other.switches) {
+			f.BoolFunc(name, usage, note(name))
 		}
 	}
 	return k
@@ -267,7 +259,7 @@ func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Probl
 	alone := k.pool != "" || k.selector != ""
 	switch {
 	case file == "" && !alone:
-		return nil, nil, usageError{"needs --config FILE"}
+		return nil, nil, usageError{"needs a FILE, or --pool-name"}
 	case file == "":
 		empty := config.Default()
 		c, k.port = &empty, cmp.Or(k.port, 9002)
@@ -305,6 +297,7 @@ func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Probl
 			*address = net.JoinHostPort(k.bind, strconv.Itoa(port))
 		}
 	}
+	c.Listen.MinTLS = cmp.Or(k.minTLS, c.Listen.MinTLS)
 	if k.certs != "" {
 		c.Listen.CertFile, c.Listen.KeyFile = filepath.Join(k.certs, "tls.crt"), filepath.Join(k.certs, "tls.key")
 	}

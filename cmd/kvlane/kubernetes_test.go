@@ -151,7 +151,7 @@ func TestFlagsOfOtherEndpointPickers(t *testing.T) {
 		"--pool-name p --cache-info-metric m --model-server-metrics-path /m --model-server-metrics-port 1 --refresh-prometheus-metrics-interval 5s --enable-grpc-stream-metrics=true --disable-endpoint-subset-filter --emit-endpoint-scores --enable-plugin-state-debug --engine-label-key k --grpc-max-recv-msg-size 1 --grpc-max-send-msg-size 1 --drain-timeout 1s --zap-devel --zap-stacktrace-level error --zap-time-encoding iso8601 --metrics-port 9090": {
 			":9002", "", ":9090", "p", "", "", nil, 15},
 		"--pool-name p --allow-experimental-plugins --tls-min-version VersionTLS13 --tls-cipher-suites TLS_AES_128_GCM_SHA256 --metrics-cert-dir /c --metrics-client-ca-file /ca": {
-			":9002", "", "127.0.0.1:9090", "p", "", "", nil, 5},
+			":9002", "", "127.0.0.1:9090", "p", "", "", nil, 4},
 		"--endpoint-selector app=a,tier=b --endpoint-target-ports 8000,8001 --cert-path /etc/tls --enable-cert-reload --health-checking --bind 10.0.0.1 --metrics-port 9091": {
 			"unix:/run/kvlane/kvlane.sock", "", "10.0.0.1:9091", "", "/etc/tls/tls.crt", "app=a,tier=b", []int{8000, 8001}, 2},
 		"--endpoint-selector=app~in~(a,b),tier!=c,!draft --endpoint-target-ports 8000": {
@@ -174,7 +174,7 @@ func TestFlagsOfOtherEndpointPickers(t *testing.T) {
 			want.listen = net.JoinHostPort(k.bind, "9002")
 		}
 		s := c.Workers.Kubernetes
-		if c.Listen.Address != want.listen || c.Listen.Health != want.health || c.Admin.Address != want.admin || s.Pool != want.pool || c.Listen.CertFile != want.cert ||
+		if c.Listen.Address != want.listen || c.Listen.Health != want.health || c.Admin.Address != want.admin || s.Pool != want.pool || c.Listen.CertFile != want.cert || (c.Listen.MinTLS == "VersionTLS13") != strings.Contains(text, "VersionTLS13") ||
 			len(s.Selector) > 0 || s.LabelSelector != want.selector || !slices.Equal(s.Ports, want.ports) || len(k.ignored) != want.ignored {
 			t.Errorf("%s: got %+v, %+v, %+v, ignored %q, want %+v", text, c.Listen, c.Admin, s, k.ignored, want)
 		}

@@ -45,8 +45,8 @@ type command struct {
 // commands is a function because tests list it.
 func commands() []command {
 	return []command{
-		{"serve", "--config FILE", "serve Envoy", runServe,
-			"serve --config kvlane.yaml\nserve --pool-name vllm-qwen3 --grpc-port 9002"},
+		{"serve", "FILE", "serve Envoy", runServe,
+			"serve kvlane.yaml\nserve --pool-name vllm-qwen3 --grpc-port 9002"},
 		{"demo", "[--check]", "bring up Envoy, Kvlane and simulated engines", runDemo,
 			"demo --envoy /usr/bin/envoy\ndemo --pd --ingress 127.0.0.1:8081"},
 		{"engine-sim", "[flags]", "run a simulated engine", runEngineSim,
@@ -55,8 +55,8 @@ func commands() []command {
 			"check kvlane.yaml\ncheck --strict --live kvlane.yaml\ncheck --output github kvlane.yaml"},
 		{"config", "[FILE]", "print a configuration with all defaults", runConfig,
 			"config\nconfig --effective kvlane.yaml"},
-		{"envoy-config", "[--config FILE]", "print the bootstrap of the standalone Envoy", runEnvoyConfig,
-			"envoy-config --config kvlane.yaml > envoy.yaml"},
+		{"envoy-config", "[FILE]", "print the bootstrap of the standalone Envoy", runEnvoyConfig,
+			"envoy-config kvlane.yaml > envoy.yaml"},
 		{"tokenize", "--tokenizer DIR", "texts to token ids, JSON lines in and out", runTokenize,
 			`tokenize --tokenizer builtin:qwen3 <<< '{"text": "Hello"}'`},
 		{"render", "--tokenizer DIR | --template FILE", "request bodies to prompts and ids, JSON lines in and out", runRender,

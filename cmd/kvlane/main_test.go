@@ -73,7 +73,7 @@ func TestCommands(t *testing.T) {
 		out, err    string
 	}{
 		{"help", "", nil, 0, "Usage:\n  kvlane [command]\n\nAvailable Commands:\n  serve ", ""},
-		{"a command's help", "", []string{"serve", "-h"}, 0, "Serve Envoy.\n\nUsage:\n  kvlane serve --config FILE [flags]\n\nExamples:\n  kvlane serve --config kvlane.yaml\n", ""},
+		{"a command's help", "", []string{"serve", "-h"}, 0, "Serve Envoy.\n\nUsage:\n  kvlane serve FILE [flags]\n\nExamples:\n  kvlane serve kvlane.yaml\n", ""},
 		{"events in the help, once", "", nil, 0, "compare with a live engine\n  events       show KV events\n  status ", ""},
 		{"help of a command", "", []string{"help", "check"}, 0, "kvlane check FILE|- [flags]", ""},
 		{"replay's help", "", []string{"replay", "--help"}, 0, "What is compared", ""},
@@ -107,12 +107,14 @@ func TestCommands(t *testing.T) {
 		{"serve names the place too", "", append([]string{"serve", "--config", missing}, anywhere...), 1, "", "serve: " + missing + ":2:15: models[0].tokenizer: "},
 		{"serve with a tokenizer that is not built in", "", append([]string{"serve", "--config", unbuilt}, anywhere...), 1, "", "serve: " + unbuilt + ":1:31: models[0].tokenizer: no such tokenizer"},
 		{"replay without a trace", "", []string{"replay"}, 2, "", "kvlane replay: needs a trace"},
-		{"serve looks at its sockets' folders first", "", append([]string{"serve", "--config", missing}, "--admin", "127.0.0.1:0", "--listen", "unix:/proc/s"), 1, "", "serve: listen.address: nothing can be created there: open /proc/.kvlane-"},
-		{"serve looks at its sockets first", "", append([]string{"serve", "--config", missing}, "--admin", "127.0.0.1:0", "--listen", "unix:/no/such/s"), 1, "", "serve: listen.address: there is no folder /no/such here: make it"},
+		{"serve looks at its sockets' folders first", "", append([]string{"serve", "--config", missing}, "--admin", "127.0.0.1:0", "--listen", "unix:/proc/s"), 1, "", missing + ": listen.address: nothing can be created there: open /proc/.kvlane-"},
+		{"serve looks at its sockets first", "", append([]string{"serve", "--config", missing}, "--admin", "127.0.0.1:0", "--listen", "unix:/no/such/s"), 1, "", missing + ": listen.address: there is no folder /no/such here: make it"},
 		{"check with a tokenizer that is not built in", "", []string{"check", "--config", unbuilt}, 1, "", unbuilt + `:1:31: models[0].tokenizer: no such tokenizer: builtin has no "gpt5": there is qwen3: name a folder`},
 		{"check without the template", "", []string{"check", "--config", nowhere}, 1, "", nowhere + ":1:63: models[0].chat_template: open /no/such.jinja: no such file or directory: name the template that the engine runs with"},
 		{"check names every model", "", []string{"check", "--config", twice}, 1, "", twice + ":3:15: models[1].tokenizer: "},
-		{"serve without a file", "", []string{"serve"}, 2, "", "needs --config FILE"},
+		{"serve without a file", "", []string{"serve"}, 2, "", "needs a FILE, or --pool-name"},
+		{"serve takes the file as an argument too", "", append([]string{"serve", missing}, anywhere...), 1, "", "serve: " + missing + ":2:15: models[0].tokenizer: "},
+		{"serve with an unknown version of TLS", "", []string{"serve", good, "--tls-min-version", "1.3"}, 2, "", "want VersionTLS12 or VersionTLS13"},
 		{"serve with a file that is not there", "", []string{"serve", "--config", dir + "/none"}, 1, "", "no such file"},
 		{"envoy-config", "", []string{"envoy-config", "--config", good}, 0, "name: model_servers", ""},
 		{"schema", "", []string{"schema"}, 0, `"title": "Kvlane configuration"`, ""},
@@ -236,20 +238,42 @@ workload:
 	return file
 }
 
-func TestATakenPortNamesTheFlag(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+// All addresses in use and all missing files are named together, with their places, before a tokenizer is loaded.
+func TestServeNamesAllThatKeepsItFromListening(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "k.yaml")
+	busy := make([]string, 4)
+	for i := range busy {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		busy[i] = l.Addr().String()
 	}
-	defer l.Close()
-	file := filepath.Join(t.TempDir(), "k.yaml")
-	text := "listen: {address: \"unix:" + filepath.Join(t.TempDir(), "s") + "\"}\nadmin: {address: \"" + l.Addr().String() + "\"}\n"
+	text := fmt.Sprintf(`listen: {address: %q, health: %q, cert_file: /none/tls.crt, key_file: /none/tls.key}
+admin: {address: %q, token_file: /none/token}
+fleet: {mode: embedded, embedded: {listen: %q}}
+index: {key: k, peers: {ca_file: /none/ca}}
+models: [{name: demo, tokenizer: /none/tokenizer}]
+`, busy[0], busy[1], busy[2], busy[3])
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	code, _, errs := kvlane("", "serve", "--config", file)
-	if code != 1 || !strings.Contains(errs, "is taken by another program: choose another one with --admin") {
-		t.Errorf("code %d: %s", code, errs)
+	for i, at := range []string{":1:19: listen.address", ":1:46: listen.health", ":2:18: admin.address", ":3:44: fleet.embedded.listen"} {
+		if want := file + at + ": cannot listen there: listen tcp " + busy[i] + ": bind: address already in use"; !strings.Contains(errs, want) {
+			t.Errorf("got %s, want %q", errs, want)
+		}
+	}
+	for _, key := range []string{"cert_file", "key_file"} {
+		if want := "listen." + key + ": there is no file /none/tls."; !strings.Contains(errs, want) {
+			t.Errorf("got %s, want %q", errs, want)
+		}
+	}
+	// Kvlane starts without these, and warns.
+	if code != 1 || strings.Contains(errs, "token_file") || strings.Contains(errs, "ca_file") || strings.Contains(errs, "loading tokenizer") {
+		t.Errorf("got code %d, %s, want 1 and nothing else", code, errs)
 	}
 }
 

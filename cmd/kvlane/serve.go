@@ -3,16 +3,14 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -46,13 +44,14 @@ const firstLook = time.Second
 
 func runServe(ctx context.Context, io streams, args []string) error {
 	f := flags("serve")
-	file := f.String("config", "", "configuration `file`")
+	file := f.String("config", "", "configuration `file`, the same as the argument")
 	listen := f.String("listen", "", "`address` instead of listen.address")
 	admin := f.String("admin", "", "`address` instead of admin.address")
 	k := kubernetesFlags(f)
-	if err := parse(io, f, args, 0); err != nil {
+	if err := parse(io, f, args, 1); err != nil {
 		return err
 	}
+	*file = cmp.Or(*file, f.Arg(0))
 	text, _ := os.ReadFile(*file) // load reports the error
 	watch := config.WatchFile(*file, text)
 	load := func() (*config.Config, []config.Problem, error) {
@@ -186,8 +185,8 @@ type service struct {
 // startService opens the sockets and starts all parts; close ends them. around, if not nil,
 // wraps the request handler.
 func startService(ctx context.Context, c *config.Config, log zerolog.Logger, around func(*service, extproc.Handler) extproc.Handler) (*service, error) {
-	if err := bindable(c); err != nil { // before tokenizers are loaded, which can take minutes
-		return nil, err
+	if found := c.Unstartable(); len(found) > 0 { // before tokenizers are loaded, which can take minutes
+		return nil, found
 	}
 	metrics := observe.New(version)
 	served, err := loadModels(ctx, c, nil, metrics, log)
@@ -271,24 +270,6 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	return s, nil
 }
 
-// bindable returns an error if the admin port is taken, or a socket has no folder.
-func bindable(c *config.Config) error {
-	for key, address := range map[string]string{"listen.address": c.Listen.Address, "listen.events": c.Listen.Events} {
-		path, ok := strings.CutPrefix(address, "unix:")
-		if _, err := os.Stat(filepath.Dir(path)); ok && !strings.HasPrefix(path, "@") && errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("%s: there is no folder %s here: make it before Kvlane starts", key, filepath.Dir(path))
-		} else if !ok || strings.HasPrefix(path, "@") {
-			continue
-		}
-		probe, err := os.CreateTemp(filepath.Dir(path), ".kvlane-*")
-		if err != nil {
-			return fmt.Errorf("%s: nothing can be created there: %w: the folder must belong to the user that runs Kvlane", key, err)
-		}
-		_ = errors.Join(probe.Close(), os.Remove(probe.Name()))
-	}
-	return envoy.CheckFree(c.Admin.Address, "--admin (or admin.address in the configuration)")
-}
-
 // follow starts the sources of workers.
 func (s *service) follow(c *config.Config) error {
 	s.registry.Static(c.Workers.Static)
@@ -356,7 +337,7 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 		}
 		s.probe = newProbe()
 		s.server.RegisterHealth(s.probe)
-		s.serve("health", func() error { return s.probe.Serve(limitAdmin(probe)) })
+		s.serve("health", func() error { return s.probe.Serve(limitAdmin(probe, s.log)) })
 	}
 	var err error
 	if s.admin, err = net.Listen("tcp", c.Admin.Address); err != nil {
@@ -364,7 +345,7 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 	}
 	s.http = newAdminServer(s.adminMux(c.Admin.TokenFile, metrics))
 	s.serve("admin", func() error {
-		if err := s.http.Serve(limitAdmin(s.admin)); !errors.Is(err, http.ErrServerClosed) {
+		if err := s.http.Serve(limitAdmin(s.admin, s.log)); !errors.Is(err, http.ErrServerClosed) {
 			return err
 		}
 		return nil
@@ -403,23 +384,26 @@ func extProcOptions(c *config.Config, metrics *observe.Metrics) extproc.Options 
 
 // listen opens the socket for Envoy, relays and peers.
 func (s *service) listen(ctx context.Context, c *config.Config, xds *envoy.XDS) error {
-	tls, err := extproc.TLSConfig(c.Listen.CertFile, c.Listen.KeyFile)
+	secure, err := extproc.TLSConfig(c.Listen.CertFile, c.Listen.KeyFile)
 	if err != nil {
 		return err
 	}
+	if c.Listen.MinTLS == "VersionTLS13" {
+		secure.MinVersion = tls.VersionTLS13
+	}
 	if c.Listen.ClientCA != "" {
-		if err := extproc.RequireClients(tls, c.Listen.ClientCA); err != nil {
+		if err := extproc.RequireClients(secure, c.Listen.ClientCA); err != nil {
 			return err
 		}
 	}
 	if s.events != nil {
-		lis, err := extproc.Listen(ctx, c.Listen.Events, tls)
+		lis, err := extproc.Listen(ctx, c.Listen.Events, secure)
 		if err != nil {
 			return fmt.Errorf("%w (listen.events in the configuration)", err)
 		}
 		s.serve("events", func() error { return s.events.Serve(lis) })
 	}
-	lis, err := extproc.Listen(ctx, c.Listen.Address, tls)
+	lis, err := extproc.Listen(ctx, c.Listen.Address, secure)
 	if err != nil {
 		return fmt.Errorf("%w (listen.address in the configuration, or --listen)", err)
 	}

@@ -40,6 +40,7 @@ type Listen struct {
 	CertFile string `yaml:"cert_file" jsonschema_description:"PEM certificate for TLS, reloaded when it changes. Empty: a self-signed certificate is generated."`
 	KeyFile  string `yaml:"key_file" jsonschema_description:"PEM key of cert_file."`
 	ClientCA string `yaml:"client_ca_file" jsonschema_description:"PEM certificates of the CAs that sign clients' certificates, reloaded when it changes. If set, ext_proc, xDS, access log, pushed events and copies of the index need TLS with such a certificate; listen.health does not. Empty: every client of the port may use it."`
+	MinTLS   string `yaml:"tls_min_version" jsonschema:"enum=VersionTLS12,enum=VersionTLS13" jsonschema_description:"Oldest version of TLS that is served. An Envoy that verifies Kvlane must allow version 1.3 for VersionTLS13 (tls_maximum_protocol_version), as the bootstrap of envoy-config does."`
 	Events   string `yaml:"events" jsonschema_description:"Additional 'host:port' for relays that push events, which listen.address then does not accept; empty: they use listen.address."`
 	Health   string `yaml:"health" jsonschema_description:"Additional address that serves only gRPC health, for probes; empty: none."`
 }
@@ -374,7 +375,7 @@ type Log struct {
 // Default returns the configuration of an empty file.
 func Default() Config {
 	return Config{
-		Listen: Listen{Address: "unix:/run/kvlane/kvlane.sock"},
+		Listen: Listen{Address: "unix:/run/kvlane/kvlane.sock", MinTLS: "VersionTLS12"},
 		Admin:  Admin{Address: "127.0.0.1:9090"},
 		Envoy: Envoy{
 			Ingress:        "127.0.0.1:8080",

@@ -8,6 +8,7 @@ import (
 	"os"
 	"reflect"
 	"regexp"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
@@ -233,6 +234,13 @@ func unreadable(text []byte) (p Problem, ok bool) {
 	return Problem{}, true
 }
 
+// syntaxAdvice is what to do about what the YAML parser says.
+var syntaxAdvice = map[string]string{
+	"character '\t'":               "indent with spaces, not tabs",
+	"mapping value is not allowed": "put text with a colon in quotes, and indent the keys of a section alike, here and in the next line",
+	"must be specified":            "close the bracket that is open before this place",
+}
+
 // syntaxProblem keeps the position of the YAML parser's err, or of JSON's error if the text looks
 // like JSON, and drops excerpts of the source.
 func syntaxProblem(file string, text []byte, err error) Problem {
@@ -248,6 +256,12 @@ func syntaxProblem(file string, text []byte, err error) Problem {
 			p.Line, p.Column = t.Position.Line, t.Position.Column
 			if lines := bytes.Split(text, []byte{'\n'}); p.Line <= len(lines) && bytes.Contains(lines[p.Line-1], []byte(": ${")) {
 				p.Message += ": ${NAME} within {…} or […] needs quotes"
+				return p
+			}
+			for text, advice := range syntaxAdvice {
+				if strings.Contains(p.Message, text) {
+					p.Message += ": " + advice
+				}
 			}
 		}
 	}

@@ -12,15 +12,15 @@ import (
 // form as all others.
 func TestFilesThatAreNoYAML(t *testing.T) {
 	for text, want := range map[string]string{
-		"a: [1, 2\nb: 3\n":                    "k.yaml:2:1: is not YAML: ',' or ']' must be specified",
-		"listen:\n\taddress: x\n":             "k.yaml:2:1: is not YAML: found character '\t' that cannot start any token",
+		"a: [1, 2\nb: 3\n":                    "k.yaml:2:1: is not YAML: ',' or ']' must be specified: close the bracket that is open before this place",
+		"listen:\n\taddress: x\n":             "k.yaml:2:1: is not YAML: found character '\t' that cannot start any token: indent with spaces, not tabs",
 		"listen:\n  address: \"127.0.0.1:1\n": "k.yaml:2:12: is not YAML: could not find end character of double-quoted text",
 		"a: {b: c\n":                          "k.yaml:1:4: is not YAML: could not find flow mapping end token '}'",
-		"drain: b: c\n":                       "k.yaml:1:8: is not YAML: mapping value is not allowed in this context",
+		"drain: b: c\n":                       "k.yaml:1:8: is not YAML: mapping value is not allowed in this context: put text with a colon in quotes, and indent the keys of a section alike, here and in the next line",
 		"{\n  \"drain\": \"1s\",\n  \"é\" 5}": "k.yaml:3:7: is not JSON: invalid character '5' after object key",
 		"{\"listen\": {\"address\": \"h:1\"":  "k.yaml:1:28: is not JSON: unexpected end of JSON input",
 		"{\"listen\": {address: [1}":          "k.yaml:1:13: is not JSON: invalid character 'a' looking for beginning of object key string",
-		"{listen: {address: [1}":              "k.yaml:1:22: is not YAML: ',' or ']' must be specified",
+		"{listen: {address: [1}":              "k.yaml:1:22: is not YAML: ',' or ']' must be specified: close the bracket that is open before this place",
 		"{\"drain\": \"1s\",}":                "",
 		"routing: {policy: kv-aware}":         "k.yaml:1:19: routing.policy: needs a section with keys, not a value: a policy is named by routing.preset",
 		"workers:\n- address: h:1\n":          "k.yaml:1:1: workers: needs a section with keys, not a list: a list of workers is workers.static",

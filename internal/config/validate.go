@@ -373,7 +373,7 @@ type listener struct {
 }
 
 func (c *Config) listeners() []listener {
-	return []listener{
+	all := []listener{
 		{"listen.address", c.Listen.Address, true, true, false, false},
 		{"listen.events", c.Listen.Events, false, false, false, false},
 		{"listen.health", c.Listen.Health, false, false, false, false},
@@ -382,6 +382,10 @@ func (c *Config) listeners() []listener {
 		{"envoy.admin", c.Envoy.Admin, true, false, false, true},
 		{"envoy.prefill", c.Envoy.Prefill, false, true, false, true},
 	}
+	if c.Fleet.Mode == FleetEmbedded {
+		all = append(all, listener{"fleet.embedded.listen", c.Fleet.Embedded.Listen, true, false, true, false})
+	}
+	return all
 }
 
 // socket is the path of a Unix socket.

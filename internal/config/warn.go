@@ -25,7 +25,7 @@ import (
 func (c *Config) validateFiles(live bool, bad, missing, note report) {
 	for _, l := range c.listeners() {
 		path, ok := l.socket()
-		if !ok || relative(path) || strings.HasPrefix(path, "@") || !live && l.address == Default().Listen.Address {
+		if !ok || strings.HasPrefix(path, "@") || !live && (relative(path) || l.address == Default().Listen.Address) {
 			continue
 		}
 		folder := filepath.Dir(path)
@@ -158,6 +158,23 @@ func (c *Config) validateFree(running func(Admin) ([]byte, bool), bad, note repo
 			bad(l.path, "cannot listen there: %s: stop the other program, or take another address", why)
 		}
 	}
+}
+
+// Unstartable returns everything that keeps Kvlane from listening on this machine now: addresses in use,
+// folders of sockets and files of certificates that are missing or broken.
+func (c *Config) Unstartable() (found ProblemsError) {
+	bad := func(path, format string, args ...any) {
+		if path == "admin.address" || strings.HasPrefix(path, "listen.") || strings.HasPrefix(path, "fleet.") { // without others it starts
+			found = append(found, Problem{Path: path, Message: fmt.Sprintf(format, args...)})
+		}
+	}
+	c.validateFree(func(Admin) ([]byte, bool) { return nil, false }, bad, bad)
+	c.validateFiles(true, bad, bad, func(path, format string, args ...any) {
+		if path != "listen.cert_file" { // Kvlane starts with an expired one
+			bad(path, format, args...)
+		}
+	})
+	return found
 }
 
 // machine has /proc and /sys; tests replace it.

@@ -3,6 +3,7 @@ package fleet
 import (
 	"encoding/base64"
 	"encoding/json"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -127,6 +128,23 @@ func TestAReplacedModelIsComparedAnew(t *testing.T) {
 	f.SetModels([]*Model{{Config: c.Models[0]}})
 	if got := warned(); slices.Contains(got, "no_events") || !slices.Contains(got, "no_tokenizer") {
 		t.Errorf("a model that has lost its tokenizer: got %q, want that alone", got)
+	}
+}
+
+// The series of a model go with it, unless another version of the model takes its place.
+func TestSeriesOfRemovedModels(t *testing.T) {
+	f := newFleet(t, "")
+	f.Metrics.Renders.WithLabelValues("demo", "ok").Inc()
+	demo := f.Model("demo").Config
+	for _, c := range []struct {
+		name string
+		want int
+	}{{"demo", 1}, {"new", 0}} {
+		demo.Name = c.name
+		f.SetModels([]*Model{{Config: demo}})
+		if got := testutil.CollectAndCount(f.Metrics.Renders); got != c.want {
+			t.Errorf("after demo was replaced by %s: got %d series, want %d", c.name, got, c.want)
+		}
 	}
 }
 

@@ -77,13 +77,10 @@ func (f *Fleet) cacheModel(served []string) string {
 // only one.
 func (f *Fleet) Model(name string) *Model {
 	all := f.models.Load()
-	if s := all.byName[name]; s != nil || name != "" {
+	if s := all.byName[name]; s != nil || name != "" || len(all.list) != 1 {
 		return s
 	}
-	if len(all.list) == 1 {
-		return all.list[0]
-	}
-	return nil
+	return all.list[0]
 }
 
 // modelSet are the configured models. They are replaced as a whole.
@@ -122,6 +119,9 @@ func (f *Fleet) SetModels(list []*Model) {
 	for _, m := range old {
 		if !slices.Contains(list, m) {
 			m.agreement.end()
+		}
+		if !slices.ContainsFunc(list, func(other *Model) bool { return other.Config.Name == m.Config.Name }) {
+			f.Metrics.ForgetModel(m.Config.Name)
 		}
 	}
 }

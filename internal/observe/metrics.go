@@ -66,6 +66,7 @@ type Metrics struct {
 
 	stages  [numStages]prometheus.Observer
 	answers answers
+	vectors []interface{ DeletePartialMatch(prometheus.Labels) int } // all counters and histograms with labels
 }
 
 // Decision times range from microseconds (a repeated short prompt) to a second. The prefill
@@ -85,42 +86,42 @@ var ratioBuckets = []float64{0.25, 0.5, 0.67, 0.83, 0.9, 1, 1.1, 1.25, 1.5, 2, 4
 func New(version string) *Metrics {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m := &Metrics{Registry: reg}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "kvlane", Name: name, Help: help}, labels)
 		reg.MustRegister(c)
+		m.vectors = append(m.vectors, c)
 		return c
 	}
 	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
 		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "kvlane", Name: name, Help: help, Buckets: buckets}, labels)
 		reg.MustRegister(h)
+		m.vectors = append(m.vectors, h)
 		return h
 	}
-	m := &Metrics{
-		Registry:        reg,
-		Requests:        counter("requests_total", "Requests by API and outcome (routed, unrouted, rejected, answered).", "api", "outcome"),
-		Rejected:        counter("rejected_total", "Requests answered by Kvlane itself, by status and reason.", "status", "reason"),
-		Degraded:        counter("degraded_total", "Decisions made without something that would have made them better, by reason.", "reason"),
-		Shadows:         counter("shadow_decisions_total", "Decisions compared with a policy of routing.shadow, by result (same or differs: the target).", "policy", "result"),
-		ShadowMiss:      counter("shadow_uncached_tokens_total", "Uncached prompt tokens on the target that a policy of routing.shadow would choose; policy live: on the one that was chosen.", "policy"),
-		ShadowQueue:     counter("shadow_queued_tokens_total", "Tokens queued on that target before the request.", "policy"),
-		FirstTurns:      counter("first_turns_total", "Requests whose conversation's id was not known, by API.", "api"),
-		Picks:           counter("picks_total", "Requests sent to a target.", "worker", "rank", "leg"),
-		PromptTokens:    counter("prompt_tokens_total", "Prompt tokens of answered requests, by the target that computed the prompt.", "worker", "rank"),
-		MatchedTokens:   counter("matched_tokens_total", "Prompt tokens of answered requests that the target was predicted to hold, by source (event, speculative).", "worker", "rank", "source"),
-		Moved:           counter("moved_total", "Requests that another endpoint served than the pick.", "worker"),
-		Predicted:       counter("predicted_cached_tokens_total", "Cached tokens predicted, over answers whose usage was seen.", "worker"),
-		Observed:        counter("observed_cached_tokens_total", "Cached tokens reported by engines, over answers whose usage was seen.", "worker"),
-		Responses:       counter("responses_total", "Responses by worker and status class.", "worker", "class"),
-		Flags:           counter("envoy_flags_total", "What Envoy's access log says went wrong with decided requests, by worker and response flag.", "worker", "flag"),
-		FirstToken:      histogram("first_token_seconds", "Time from the decision to the first token.", prometheus.ExponentialBuckets(0.005, 2, 15), "worker"),
-		ExtProcMessages: counter("extproc_messages_total", "ext_proc messages received, by kind.", "kind"),
-		ExtProcFailures: counter("extproc_failures_total", "Protocol failures survived, by kind.", "kind"),
-		Checks:          counter("health_checks_total", "Health checks by worker and outcome.", "worker", "outcome"),
-		Reloads:         counter("config_reloads_total", "Times that the configuration was read again, by result (taken, unchanged, rejected).", "result"),
-		Legs:            counter("prefill_legs_total", "Prefill legs by worker and outcome.", "worker", "outcome"),
-		Renders:         counter("renders_total", "Calls to remote renderers, by model and outcome (ok, refused, failed, breaker_open).", "model", "outcome"),
-		TokenChecks:     counter("token_checks_total", "Comparisons with the engine's tokenizer, by model, worker, API and outcome.", "model", "worker", "api", "outcome"),
-	}
+	m.Requests = counter("requests_total", "Requests by API and outcome (routed, unrouted, rejected, answered).", "api", "outcome")
+	m.Rejected = counter("rejected_total", "Requests answered by Kvlane itself, by status and reason.", "status", "reason")
+	m.Degraded = counter("degraded_total", "Decisions made without something that would have made them better, by reason.", "reason")
+	m.Shadows = counter("shadow_decisions_total", "Decisions compared with a policy of routing.shadow, by result (same or differs: the target).", "policy", "result")
+	m.ShadowMiss = counter("shadow_uncached_tokens_total", "Uncached prompt tokens on the target that a policy of routing.shadow would choose; policy live: on the one that was chosen.", "policy")
+	m.ShadowQueue = counter("shadow_queued_tokens_total", "Tokens queued on that target before the request.", "policy")
+	m.FirstTurns = counter("first_turns_total", "Requests whose conversation's id was not known, by API.", "api")
+	m.Picks = counter("picks_total", "Requests sent to a target.", "worker", "rank", "leg")
+	m.PromptTokens = counter("prompt_tokens_total", "Prompt tokens of answered requests, by the target that computed the prompt.", "worker", "rank")
+	m.MatchedTokens = counter("matched_tokens_total", "Prompt tokens of answered requests that the target was predicted to hold, by source (event, speculative).", "worker", "rank", "source")
+	m.Moved = counter("moved_total", "Requests that another endpoint served than the pick.", "worker")
+	m.Predicted = counter("predicted_cached_tokens_total", "Cached tokens predicted, over answers whose usage was seen.", "worker")
+	m.Observed = counter("observed_cached_tokens_total", "Cached tokens reported by engines, over answers whose usage was seen.", "worker")
+	m.Responses = counter("responses_total", "Responses by worker and status class.", "worker", "class")
+	m.Flags = counter("envoy_flags_total", "What Envoy's access log says went wrong with decided requests, by worker and response flag.", "worker", "flag")
+	m.FirstToken = histogram("first_token_seconds", "Time from the decision to the first token.", prometheus.ExponentialBuckets(0.005, 2, 15), "worker")
+	m.ExtProcMessages = counter("extproc_messages_total", "ext_proc messages received, by kind.", "kind")
+	m.ExtProcFailures = counter("extproc_failures_total", "Protocol failures survived, by kind.", "kind")
+	m.Checks = counter("health_checks_total", "Health checks by worker and outcome.", "worker", "outcome")
+	m.Reloads = counter("config_reloads_total", "Times that the configuration was read again, by result (taken, unchanged, rejected).", "result")
+	m.Legs = counter("prefill_legs_total", "Prefill legs by worker and outcome.", "worker", "outcome")
+	m.Renders = counter("renders_total", "Calls to remote renderers, by model and outcome (ok, refused, failed, breaker_open).", "model", "outcome")
+	m.TokenChecks = counter("token_checks_total", "Comparisons with the engine's tokenizer, by model, worker, API and outcome.", "model", "worker", "api", "outcome")
 	m.LateFirstTokens = counter("extproc_late_first_tokens_total",
 		"Answers whose first piece was observed after their end: usual for answers that come in one piece.").WithLabelValues()
 	m.ExtProcStreams = prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "kvlane", Name: "extproc_streams", Help: "Open ext_proc streams, by request body mode."}, []string{"mode"})
@@ -157,11 +158,22 @@ func (m *Metrics) Observe(s Stage, d time.Duration) { m.stages[s].Observe(d.Seco
 
 // ForgetWorker deletes all series of a worker.
 func (m *Metrics) ForgetWorker(worker string) {
-	labels := prometheus.Labels{"worker": worker}
-	for _, v := range []*prometheus.CounterVec{m.Picks, m.PromptTokens, m.MatchedTokens, m.Moved, m.Predicted, m.Observed, m.Responses, m.Flags, m.Checks, m.Legs, m.TokenChecks} {
-		v.DeletePartialMatch(labels)
+	m.forget("worker", worker)
+}
+
+// ForgetModel deletes all series of a model. A request for it that is decided later makes new ones.
+func (m *Metrics) ForgetModel(model string) {
+	m.answers.mu.Lock()
+	delete(m.answers.byModel, Clip(model))
+	m.answers.mu.Unlock()
+	m.forget("model", model)
+	m.forget("model", Clip(model))
+}
+
+func (m *Metrics) forget(label, value string) {
+	for _, v := range m.vectors {
+		v.DeletePartialMatch(prometheus.Labels{label: value})
 	}
-	m.FirstToken.DeletePartialMatch(labels)
 }
 
 // Collect registers a function that reads gauges, and counters (named *_total), from state

@@ -3,6 +3,7 @@ package observe
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -45,8 +46,15 @@ kvlane_picks_total{leg="decode",rank="0",worker="a"} 1
 	}
 }
 
-func TestAForgottenWorkerLeavesNoSeries(t *testing.T) {
+func TestForgottenWorkersAndModelsLeaveNoSeries(t *testing.T) {
 	m := New("v1")
+	long := strings.Repeat("long", MaxText)
+	for _, model := range []string{"a", "b", long} {
+		a := m.Answer(&Entry{}, model)
+		a.End(time.Now())
+		m.Renders.WithLabelValues(model, "ok").Inc()
+		m.TokenChecks.WithLabelValues(model, "c", "chat", "agrees").Inc()
+	}
 	for _, w := range []string{"a", "b"} {
 		m.Picks.WithLabelValues(w, "0", "decode").Inc()
 		m.PromptTokens.WithLabelValues(w, "0").Inc()
@@ -60,6 +68,8 @@ func TestAForgottenWorkerLeavesNoSeries(t *testing.T) {
 		m.FirstToken.WithLabelValues(w).Observe(1)
 	}
 	m.ForgetWorker("a")
+	m.ForgetModel("a")
+	m.ForgetModel(long)
 	families, err := m.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -68,14 +78,17 @@ func TestAForgottenWorkerLeavesNoSeries(t *testing.T) {
 	for _, f := range families {
 		for _, s := range f.GetMetric() {
 			for _, l := range s.GetLabel() {
-				if l.GetName() == "worker" {
-					left[l.GetValue()]++
+				if l.GetName() == "worker" || l.GetName() == "model" {
+					left[l.GetName()+" "+l.GetValue()]++
 				}
 			}
 		}
 	}
-	if left["a"] != 0 || left["b"] != 10 {
-		t.Errorf("series left: %v", left)
+	if want := map[string]int{"worker b": 10, "worker c": 1, "model b": 12}; !maps.Equal(left, want) {
+		t.Errorf("got series %v, want %v", left, want)
+	}
+	if a := m.Answer(&Entry{}, "a"); a.series == nil || len(m.answers.byModel) != 2 {
+		t.Errorf("got %d models, want b, and a anew", len(m.answers.byModel))
 	}
 }
 

@@ -94,11 +94,11 @@ func WriteWarnings(w io.Writer, list []Warning) {
 func (p *Pages) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/decisions", p.decisions)
-	mux.HandleFunc("GET /debug/decisions/{id}", p.decision)
-	mux.HandleFunc("GET /debug/decisions/{id}/export", p.export)
+	mux.HandleFunc("GET /debug/decisions/{id}", p.of(p.decision))
+	mux.HandleFunc("GET /debug/decisions/{id}/export", p.of(p.export))
 	mux.HandleFunc("POST /debug/record", p.record)
-	mux.HandleFunc("GET /debug/index", p.index)
-	mux.HandleFunc("GET /debug/workers", p.workers)
+	mux.HandleFunc("GET /debug/index", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.Index()) })
+	mux.HandleFunc("GET /debug/workers", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.Workers()) })
 	mux.HandleFunc("GET /debug/status", p.status)
 	mux.HandleFunc("GET /debug/stream", p.stream)
 	return mux
@@ -154,19 +154,18 @@ func (p *Pages) writeWarnings(w io.Writer) {
 
 func wantsText(r *http.Request) bool { return strings.Contains(r.Header.Get("Accept"), "text/plain") }
 
-func (p *Pages) entry(w http.ResponseWriter, r *http.Request) *Entry {
-	e := p.Decisions.Find(r.PathValue("id"))
-	if e == nil {
+// of serves the decision that a request names.
+func (p *Pages) of(serve func(http.ResponseWriter, *http.Request, *Entry)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if e := p.Decisions.Find(r.PathValue("id")); e != nil {
+			serve(w, r, e)
+			return
+		}
 		http.Error(w, "no decision with this id among those that are kept (explain.keep)", http.StatusNotFound)
 	}
-	return e
 }
 
-func (p *Pages) decision(w http.ResponseWriter, r *http.Request) {
-	e := p.entry(w, r)
-	if e == nil {
-		return
-	}
+func (p *Pages) decision(w http.ResponseWriter, r *http.Request, e *Entry) {
 	if wantsText(r) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		fmt.Fprint(w, e.Text())
@@ -176,11 +175,7 @@ func (p *Pages) decision(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, e)
 }
 
-func (p *Pages) export(w http.ResponseWriter, r *http.Request) {
-	e := p.entry(w, r)
-	if e == nil {
-		return
-	}
+func (p *Pages) export(w http.ResponseWriter, _ *http.Request, e *Entry) {
 	if e.Recorded == nil {
 		http.Error(w, "this decision was not recorded: POST /debug/record before it", http.StatusNotFound)
 		return
@@ -197,15 +192,11 @@ func (p *Pages) record(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, map[string]int{"recording": n})
 }
 
-func (p *Pages) workers(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.Workers()) }
-
 func (p *Pages) status(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	_ = json.NewEncoder(w).Encode(p.Status()) //nolint:errchkjson // the client left
 }
-
-func (p *Pages) index(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.Index()) }
 
 // MarshalJSON writes the entry's current state.
 func (e *Entry) MarshalJSON() ([]byte, error) {

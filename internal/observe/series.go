@@ -74,7 +74,7 @@ func (emit Emit) Ledger(l *Ledger) {
 		emit("flow_waiting_tokens", "Uncached prompt tokens of requests that wait in the queue (flow).", float64(c.Tokens), "model", c.Model, "priority", priority)
 	}
 	for _, p := range l.Pools {
-		emit("flow_saturation", "How full the targets of a model are, 0 to 1: the mean of their queues, where flow.hold_tokens is 1.", p.Saturation, "model", p.Model)
+		emit("flow_saturation", "How full the targets of a model are, 0 to 1: the mean of what each has most of, queued tokens of flow.hold_tokens or what routing.policy.limits bounds.", p.Saturation, "model", p.Model)
 		emit("flow_drain_seconds", "Time to compute what is queued and waits for a model, at routing.prefill_rate.", p.Drain.Seconds(), "model", p.Model)
 	}
 	emit("double_releases_total", "Reservations that were given back twice; a bug if not 0.", float64(l.DoubleReleases))

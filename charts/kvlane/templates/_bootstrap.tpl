@@ -309,6 +309,7 @@ static_resources:
         sni: "{{.ServerName}}"
         common_tls_context:
           alpn_protocols: [h2]
+          tls_params: {tls_maximum_protocol_version: TLSv1_3}   # by default Envoy offers at most 1.2 as a client
           tls_certificates: [{certificate_chain: {filename: "{{.CertFile}}"}, private_key: {filename: "{{.KeyFile}}"}}]
           validation_context: {trusted_ca: {filename: "{{.CAFile}}"}, match_typed_subject_alt_names: [{san_type: DNS, matcher: {exact: "{{.ServerName}}"}}]}
 {{- end}}
