@@ -30,8 +30,7 @@ type feeds struct {
 	push   *feed.PushServer
 
 	mu      sync.Mutex
-	running map[*feedHandle]struct{}
-	pushed  map[string]*feedHandle // by worker, those that relays push for
+	running map[string]*feedHandle // by worker
 
 	// snapshot is read-locked while the events of a batch are applied, and write-locked
 	// while a copy of the index is made.
@@ -52,8 +51,7 @@ type feedHandle struct {
 
 func newFeeds() *feeds {
 	f := &feeds{
-		limit: feed.NewLimit(maxReplays), running: map[*feedHandle]struct{}{}, pushed: map[string]*feedHandle{},
-		warm: map[kvindex.Target]warmTarget{},
+		limit: feed.NewLimit(maxReplays), running: map[string]*feedHandle{}, warm: map[kvindex.Target]warmTarget{},
 	}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.push = feed.NewPushServer(f.accept)
@@ -63,7 +61,7 @@ func newFeeds() *feeds {
 func (f *feeds) close() {
 	f.cancel()
 	f.mu.Lock()
-	all := slices.Collect(maps.Keys(f.running))
+	all := slices.Collect(maps.Values(f.running))
 	f.mu.Unlock()
 	for _, h := range all {
 		h.stop()
@@ -108,10 +106,7 @@ func (f *Fleet) startFeed(m *Member, all []Endpoint, resume []*feed.Cursor) *fee
 	}
 	f.feeds.mu.Lock()
 	defer f.feeds.mu.Unlock()
-	f.feeds.running[h] = struct{}{}
-	if h.pushed {
-		f.feeds.pushed[m.Name] = h
-	}
+	f.feeds.running[m.Name] = h
 	return h
 }
 
@@ -153,8 +148,8 @@ func (f *Fleet) Push() *feed.PushServer { return f.feeds.push }
 func (f *feeds) accept(hello *kvlanev1.Hello) (feed.Sink, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	h := f.pushed[hello.GetWorker()]
-	if h == nil {
+	h := f.running[hello.GetWorker()]
+	if h == nil || !h.pushed {
 		return nil, fmt.Errorf("no worker %q with events endpoint %q", hello.GetWorker(), config.PushEndpoint)
 	}
 	t := kvindex.Target{Worker: hello.GetWorker(), Rank: kvindex.NoRank}
@@ -176,7 +171,7 @@ func (f *feeds) cursors() map[kvindex.Slot]feed.Cursor {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	out := map[kvindex.Slot]feed.Cursor{}
-	for h := range f.running {
+	for _, h := range f.running {
 		if !resumable(&h.sink.m.Worker.Worker) {
 			continue
 		}
@@ -198,10 +193,7 @@ func (h *feedHandle) stop() {
 		f.Close()
 	}
 	h.feeds.mu.Lock()
-	delete(h.feeds.running, h)
-	if h.pushed {
-		delete(h.feeds.pushed, h.sink.m.Name) // from here on no relay is accepted
-	}
+	delete(h.feeds.running, h.sink.m.Name) // from here on no relay is accepted
 	h.feeds.mu.Unlock()
 	if h.pushed {
 		h.late.Stop()
