@@ -35,7 +35,7 @@ var rooms = []struct {
 }{
 	{"heart", 22040, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 29130, 22000, []string{"internal/tokens"}},
-	{"fleet", 4820, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4740, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1685, 1300, []string{"internal/observe"}},
 	{"decide", 3195, 1700, []string{"internal/decide"}},
 	{"replicas", 2510, 2200, []string{"internal/replicas"}},
