@@ -401,24 +401,38 @@ func (d *demo) chat(ctx context.Context, messages []map[string]string, conversat
 		answer.Choices[0].Message.Content, resp.Header.Get("X-Kvlane-Prefill")}, nil
 }
 
+// play has a conversation of these questions and returns its turns.
+func (d *demo) play(ctx context.Context, name string, questions ...string) ([]turn, error) {
+	id := ""
+	if d.members != nil { // one replica has it
+		id = name
+	}
+	var messages []map[string]string
+	var turns []turn
+	for i, question := range questions {
+		messages = append(messages, map[string]string{"role": "user", "content": question})
+		t, err := d.chat(ctx, messages, id)
+		if err != nil {
+			return nil, err
+		}
+		where := t.Target
+		if t.Prefill != "" {
+			where = "prefilled on " + t.Prefill + ", answered by " + t.Target
+		}
+		fmt.Fprintf(d.io.out, "%s, turn %d: %s, %d prompt tokens, %d predicted as cached, %d cached by the engine\n", name, i+1, where, t.Prompt, t.Matched, t.Cached)
+		turns = append(turns, t)
+		messages = append(messages, map[string]string{"role": "assistant", "content": t.Text})
+	}
+	return turns, nil
+}
+
 // checkPD plays three turns: one that is split, one of which decode holds all but a few
 // tokens, and one with much new text.
 func (d *demo) checkPD(ctx context.Context) error {
-	messages := []map[string]string{{"role": "user", "content": strings.Repeat(demoSystem+" ", 3) + "Where are the maps?"}}
-	var turns [3]turn
-	for i, question := range []string{"And who drew them?", strings.Repeat("Tell me of the oldest one, the largest one and the one that is lost. ", 4), ""} {
-		t, err := d.chat(ctx, messages, "")
-		if err != nil {
-			return err
-		}
-		where := "no prefill leg"
-		if t.Prefill != "" {
-			where = "prefilled on " + t.Prefill
-		}
-		fmt.Fprintf(d.io.out, "turn %d: %s, answered by %s, %d prompt tokens, %d predicted as cached there, %d cached by the engine\n",
-			i+1, where, t.Target, t.Prompt, t.Matched, t.Cached)
-		turns[i] = t
-		messages = append(messages, map[string]string{"role": "assistant", "content": t.Text}, map[string]string{"role": "user", "content": question})
+	turns, err := d.play(ctx, "conversation 1", strings.Repeat(demoSystem+" ", 3)+"Where are the maps?", "And who drew them?",
+		strings.Repeat("Tell me of the oldest one, the largest one and the one that is lost. ", 4))
+	if err != nil {
+		return err
 	}
 	switch {
 	case turns[0].Prefill == "" || !strings.HasPrefix(turns[0].Target, "decode-"):
@@ -441,24 +455,11 @@ func (d *demo) check(ctx context.Context) error {
 	for n, question := range []string{"Where are the maps?", "Do you have letters of sailors?"} {
 		// Not as a system message: some templates put that in front of the last question,
 		// so that turns do not share it.
-		messages := []map[string]string{{"role": "user", "content": fmt.Sprintf("Reader %d. %s %s", n, demoSystem, question)}}
-		conversation := ""
-		if d.members != nil { // one replica has it
-			conversation = fmt.Sprint("reader-", n)
-		}
-		first, err := d.chat(ctx, messages, conversation)
+		turns, err := d.play(ctx, fmt.Sprintf("conversation %d", n+1), fmt.Sprintf("Reader %d. %s %s", n, demoSystem, question), "And who wrote them?")
 		if err != nil {
 			return err
 		}
-		messages = append(messages, map[string]string{"role": "assistant", "content": first.Text}, map[string]string{"role": "user", "content": "And who wrote them?"})
-		second, err := d.chat(ctx, messages, conversation)
-		if err != nil {
-			return err
-		}
-		for i, t := range []turn{first, second} {
-			fmt.Fprintf(d.io.out, "conversation %d, turn %d: %s, %d prompt tokens, %d predicted as cached, %d cached by the engine\n", n+1, i+1, t.Target, t.Prompt, t.Matched, t.Cached)
-		}
-		switch {
+		switch first, second := turns[0], turns[1]; {
 		case second.Target != first.Target:
 			return fmt.Errorf("the second turn went to %s, the first to %s", second.Target, first.Target)
 		case second.Cached == 0:
