@@ -2,8 +2,10 @@ package replicas
 
 import (
 	"fmt"
+	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -117,6 +119,7 @@ func BenchmarkSharing(b *testing.B) {
 				b.ReportMetric(each/float64(n/count), "µs/own-request")
 				b.ReportMetric(each/float64(n), "µs/request-of-all")
 				b.ReportMetric(each/1e6/seconds.Seconds(), "cores/replica")
+				b.ReportMetric(float64(spent.Microseconds())/float64(messages), "µs/message")
 				b.ReportMetric(float64(messages)/float64(count)/seconds.Seconds(), "messages/s")
 				b.ReportMetric(float64(baseline.Microseconds())/float64(n), "base-µs/request")
 				b.ReportMetric(float64(sent)/float64(n), "bytes/request")
@@ -153,4 +156,58 @@ func BenchmarkRejoin(b *testing.B) {
 		n.Close()
 	}
 	a.Close()
+}
+
+// BenchmarkPlainMessage measures the least that a message every 8 ms can cost: two goroutines with a timer and a TCP connection each,
+// in place of NATS, protobuf and encryption. A change every 8 ms begins the timer, as in BenchmarkSharing at 125 requests a second.
+func BenchmarkPlainMessage(b *testing.B) {
+	const seconds, every = 4 * time.Second, 8 * time.Millisecond
+	run := func(change func(side int)) time.Duration {
+		before := processTime(b)
+		var wg sync.WaitGroup
+		for side := range 2 {
+			wg.Go(func() {
+				for start, n := time.Now(), 0; n < int(seconds/every); n++ {
+					time.Sleep(time.Until(start.Add(time.Duration(n) * every)))
+					change(side)
+				}
+			})
+		}
+		wg.Wait()
+		return processTime(b) - before
+	}
+	baseline := run(func(int) {})
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	dialed := must(net.Dial("tcp", l.Addr().String()))
+	var timers [2]*time.Timer
+	var received atomic.Int64
+	for side, conn := range []net.Conn{dialed, must(l.Accept())} {
+		defer conn.Close()
+		timers[side] = time.NewTimer(time.Hour)
+		go func() {
+			for data := make([]byte, 700); ; {
+				<-timers[side].C
+				if _, err := conn.Write(data); err != nil {
+					return
+				}
+			}
+		}()
+		go func() {
+			for data := make([]byte, 4096); ; received.Add(1) {
+				if _, err := conn.Read(data); err != nil {
+					return
+				}
+			}
+		}()
+	}
+	spent := run(func(side int) { timers[side].Reset(Gather) }) - baseline
+	b.ReportMetric(float64(spent.Microseconds())/float64(received.Load()), "µs/message")
+	for _, t := range timers {
+		t.Reset(0) // its goroutine ends with the connection
+	}
 }

@@ -154,7 +154,7 @@ func (n *Node) options() ([]nats.Option, error) {
 	e := &n.o.Config.External
 	options := []nats.Option{
 		nats.Name("kvlane " + n.id), nats.NoEcho(), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(250 * time.Millisecond),
-		nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond), nats.Timeout(time.Second), nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(2),
+		nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond), nats.Timeout(time.Second),
 		// Credentials may be accepted later: without this two refusals close the connection for good.
 		nats.IgnoreAuthErrorAbort(),
 		// What cannot be sent now is of no use later: the others ask for the whole state.
@@ -172,6 +172,7 @@ func (n *Node) options() ([]nats.Option, error) {
 	if n.o.Config.Mode != config.FleetExternal {
 		return options, nil
 	}
+	options = append(options, nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(2))
 	if _, err := e.Password(); err != nil {
 		return nil, err
 	}

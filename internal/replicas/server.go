@@ -25,8 +25,9 @@ const (
 	// probeEvery is how often addresses are tried to which a route is missing. NATS itself tries
 	// every 1 to 2 s, which would delay the agreement of replicas that were cut off.
 	probeEvery, probeTimeout = 250 * time.Millisecond, 250 * time.Millisecond
-	// pingEvery is the interval of pings on connections; two without an answer end one, so
-	// that a cut is noticed long before TCP's retransmissions end.
+	// pingEvery is the interval of pings between processes; two without an answer end a connection, so that a cut is noticed
+	// long before TCP's retransmissions end. Within a process nothing is cut: pings would only end connections of one that
+	// waits for a processor.
 	pingEvery = time.Second
 	// routeUser is the user name of routes.
 	routeUser = "kvlane"
@@ -61,7 +62,7 @@ func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, lo
 		// A server without a port for clients would not open the one for routes. This one is on
 		// loopback, and nothing but this process knows its password.
 		ServerName: id, Host: "127.0.0.1", Port: server.RANDOM_PORT, Username: id, Password: s.password, NoSigs: true, NoSystemAccount: true,
-		PingInterval: pingEvery, MaxPingsOut: 2, MaxPayload: maxPayload,
+		MaxPayload: maxPayload,
 		Cluster: server.ClusterOpts{
 			Name: fleet.Name, Host: host, Port: cmp.Or(port, server.RANDOM_PORT), NoAdvertise: true, PoolSize: -1, PingInterval: pingEvery, MaxPingsOut: 2,
 			Compression: server.CompressionOpts{Mode: server.CompressionOff},
