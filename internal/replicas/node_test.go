@@ -151,6 +151,22 @@ func TestEmbeddedClusterOfThree(t *testing.T) {
 	m[2].Close()
 }
 
+// A replica that comes and goes changes the routes of the others: their own connections to NATS stay.
+func TestConnectionsStayWhenRoutesChange(t *testing.T) {
+	a := freePorts(t, 2)
+	first := cluster(t, a[:1], func(f *config.Fleet) { f.Embedded.Routes = a })[0]
+	defer first.Close()
+	for range 3 {
+		second := cluster(t, a[1:], func(*config.Fleet) {})[0] // found by the first
+		eventually(t, "another replica", func() bool { return len(first.State().Peers) == 1 && second.Waiting() == "" })
+		second.Close()
+		eventually(t, "no other replica", func() bool { return len(first.State().Peers) == 0 })
+	}
+	if got := first.conn.Stats(); got.Reconnects != 0 {
+		t.Errorf("got %d new connections to the NATS server of the same process, want none", got.Reconnects)
+	}
+}
+
 func TestAnotherSecretNeitherReadsNorWrites(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	secrets := []string{secretFile(t, "one"), secretFile(t, "one"), secretFile(t, "two"), ""}

@@ -60,8 +60,9 @@ func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, lo
 	s := &natsServer{config: e, secret: secret, password: rand.Text(), log: log, reached: map[string]bool{}}
 	s.opts = &server.Options{
 		// A server without a port for clients would not open the one for routes. This one is on
-		// loopback, and nothing but this process knows its password.
-		ServerName: id, Host: "127.0.0.1", Port: server.RANDOM_PORT, Username: id, Password: s.password, NoSigs: true, NoSystemAccount: true,
+		// loopback, and nothing but this process knows its password. NATS would close the connection of Options.Username
+		// whenever routes change.
+		ServerName: id, Host: "127.0.0.1", Port: server.RANDOM_PORT, Users: []*server.User{{Username: id, Password: s.password}}, NoSigs: true, NoSystemAccount: true,
 		MaxPayload: maxPayload,
 		Cluster: server.ClusterOpts{
 			Name: fleet.Name, Host: host, Port: cmp.Or(port, server.RANDOM_PORT), NoAdvertise: true, PoolSize: -1, PingInterval: pingEvery, MaxPingsOut: 2,
