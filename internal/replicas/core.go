@@ -1,7 +1,9 @@
 package replicas
 
 import (
+	"cmp"
 	"iter"
+	"maps"
 	"slices"
 	"time"
 
@@ -129,11 +131,10 @@ func New(id string, router *routing.Router, now time.Duration, wake func()) *Cor
 
 func (c *Core) newBatch() { c.batch = writer{m: &kvlanev1.ReplicaMessage{}} }
 
-// header returns a message with the present time.
-func (c *Core) header(fill func(m *kvlanev1.ReplicaMessage)) *kvlanev1.ReplicaMessage {
-	m := &kvlanev1.ReplicaMessage{Version: formatVersion, Replica: c.id, Seq: c.seq, Clock: c.clock}
-	fill(m)
-	return m
+// tell sends a message of the present time, to one replica or to all.
+func (c *Core) tell(to string, m *kvlanev1.ReplicaMessage) {
+	m.Version, m.Replica, m.Seq, m.Clock = formatVersion, c.id, c.seq, c.clock
+	c.out = append(c.out, Out{To: to, Message: m})
 }
 
 // Booked implements routing.Sharer.
@@ -228,18 +229,14 @@ func (c *Core) flush() {
 		return
 	}
 	c.seq++
-	m := c.batch.m
-	m.Version, m.Replica, m.Seq, m.Clock = formatVersion, c.id, c.seq, c.clock
-	c.out = append(c.out, Out{Message: m})
+	c.tell("", c.batch.m)
 	c.newBatch()
 }
 
 // heartbeat sends the sum of the ledger.
 func (c *Core) heartbeat() {
 	c.flush() // the sum belongs to the last sequence number
-	c.out = append(c.out, Out{Message: c.header(func(m *kvlanev1.ReplicaMessage) {
-		m.Sum = &kvlanev1.ReplicaSum{Bookings: c.sum.count, Hash: c.sum.hash}
-	})})
+	c.tell("", &kvlanev1.ReplicaMessage{Sum: &kvlanev1.ReplicaSum{Bookings: c.sum.count, Hash: c.sum.hash}})
 }
 
 // Take returns the messages to send, gathered changes included, in order.
@@ -300,17 +297,7 @@ func (c *Core) Tick(now time.Duration) {
 
 // peersInOrder makes the order of messages independent of the map's.
 func (c *Core) peersInOrder() []*peer {
-	list := make([]*peer, 0, len(c.peers))
-	for _, p := range c.peers {
-		list = append(list, p)
-	}
-	slices.SortFunc(list, func(a, b *peer) int {
-		if a.id < b.id {
-			return -1
-		}
-		return 1
-	})
-	return list
+	return slices.SortedFunc(maps.Values(c.peers), func(a, b *peer) int { return cmp.Compare(a.id, b.id) })
 }
 
 // Ready reports whether this replica has the states of those that it knows, and none has
@@ -332,14 +319,12 @@ func (c *Core) Ready(now time.Duration) bool {
 func (c *Core) Reachable(now time.Duration) { c.changed, c.ready = now, false }
 
 // Hello makes the others answer with a heartbeat.
-func (c *Core) Hello() {
-	c.out = append(c.out, Out{Message: c.header(func(m *kvlanev1.ReplicaMessage) { m.Hello = true })})
-}
+func (c *Core) Hello() { c.tell("", &kvlanev1.ReplicaMessage{Hello: true}) }
 
 // Bye tells the others to drop this replica now.
 func (c *Core) Bye() {
 	c.flush()
-	c.out = append(c.out, Out{Message: c.header(func(m *kvlanev1.ReplicaMessage) { m.Bye = true })})
+	c.tell("", &kvlanev1.ReplicaMessage{Bye: true})
 }
 
 // State returns what a debug page shows.

@@ -462,17 +462,15 @@ func (n *Node) Collect(emit observe.Emit) {
 	emit("replicas_sent_bytes_total", "Bytes of messages sent to other replicas.", float64(s.SentBytes))
 	emit("replicas_unsent_total", "Messages that NATS did not take.", float64(s.Unsent))
 	emit("replicas_received_total", "Messages received from other replicas.", float64(s.Stats.Received))
-	for _, r := range []struct {
+	type reasons []struct {
 		reason string
 		count  uint64
-	}{{"new", s.Stats.New}, {"gap", s.Stats.Gaps}, {"error", s.Stats.Errors}, {"stopped", s.Stats.Stopped}} {
+	}
+	for _, r := range (reasons{{"new", s.Stats.New}, {"gap", s.Stats.Gaps}, {"error", s.Stats.Errors}, {"stopped", s.Stats.Stopped}}) {
 		emit("replicas_resyncs_total", "Whole states asked of other replicas, by reason: new, gap (lost messages), error (ledgers that differed), stopped (no answer).",
 			float64(r.count), "reason", r.reason)
 	}
-	for _, r := range []struct {
-		reason string
-		count  uint64
-	}{{"malformed", s.Stats.Malformed}, {"refused", s.Stats.Refused}, {"duplicate", s.Stats.Duplicates}, {"unknown_target", s.Stats.Unknown}, {"overflow", s.Stats.Overflows}} {
+	for _, r := range (reasons{{"malformed", s.Stats.Malformed}, {"refused", s.Stats.Refused}, {"duplicate", s.Stats.Duplicates}, {"unknown_target", s.Stats.Unknown}, {"overflow", s.Stats.Overflows}}) {
 		emit("replicas_ignored_total", "Messages or parts of them that had no effect, by reason.", float64(r.count), "reason", r.reason)
 	}
 	if n.store != nil {

@@ -202,10 +202,7 @@ func (c *Core) compare(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 func (c *Core) ask(now time.Duration, p *peer) {
 	c.requests++
 	p.request, p.asked, p.next, p.incoming = c.requests, now, 0, map[routing.ReservationID]routing.Booking{}
-	id, since := p.request, p.clock
-	c.out = append(c.out, Out{To: p.id, Message: c.header(func(m *kvlanev1.ReplicaMessage) {
-		m.StateRequest = &kvlanev1.ReplicaStateRequest{Id: id, Since: since}
-	})})
+	c.tell(p.id, &kvlanev1.ReplicaMessage{StateRequest: &kvlanev1.ReplicaStateRequest{Id: p.request, Since: p.clock}})
 	c.wake()
 }
 
@@ -214,14 +211,14 @@ func (c *Core) answer(p *peer, r *kvlanev1.ReplicaStateRequest, reply string) {
 	id, since := r.GetId(), r.GetSince()
 	c.out = append(c.out, Out{Reply: reply, Build: func(locked func(func())) iter.Seq[*kvlanev1.ReplicaMessage] {
 		return func(yield func(*kvlanev1.ReplicaMessage) bool) {
-			var head *kvlanev1.ReplicaMessage
+			var seq, clock uint64
 			var own []routing.Booking
 			wanted := true
 			locked(func() {
 				if wanted = p.requested == id; wanted {
 					c.flush() // what is gathered belongs to the state
 					c.wake()
-					head = c.header(func(*kvlanev1.ReplicaMessage) {})
+					seq, clock = c.seq, c.clock
 					own = slices.Collect(maps.Values(c.own))
 				}
 			})
@@ -231,15 +228,15 @@ func (c *Core) answer(p *peer, r *kvlanev1.ReplicaStateRequest, reply string) {
 			var uses [numLegs][]use
 			if !r.GetNoConversations() {
 				for leg, t := range c.legs {
-					uses[leg] = t.usedBetween(since, head.GetClock(), locked)
+					uses[leg] = t.usedBetween(since, clock, locked)
 				}
 			}
-			slices.SortFunc(own, func(a, b routing.Booking) int { return cmp.Compare(a.ID, b.ID) })
+			slices.SortFunc(own, byID)
 			n := len(own) + len(uses[0]) + len(uses[1])
 			count := max(1, (n+partSize-1)/partSize)
 			for part := range count {
 				w := writer{m: &kvlanev1.ReplicaMessage{
-					Version: formatVersion, Replica: c.id, Seq: head.GetSeq(), Clock: head.GetClock(),
+					Version: formatVersion, Replica: c.id, Seq: seq, Clock: clock,
 					StatePart: &kvlanev1.ReplicaStatePart{Id: id, Part: uint32(part), Parts: uint32(count)},
 				}}
 				locked(func() {
@@ -312,7 +309,7 @@ func (c *Core) install(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	}
 	c.free = max(c.free, 0) + len(p.incoming)
 	p.full = len(p.incoming) >= maxBookings || c.free <= len(p.incoming)
-	for _, b := range sorted(p.incoming) {
+	for _, b := range slices.SortedFunc(maps.Values(p.incoming), byID) {
 		c.book(now, p, b)
 	}
 	p.request, p.incoming = 0, nil
@@ -325,14 +322,7 @@ func (c *Core) install(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	}
 }
 
-func sorted(m map[routing.ReservationID]routing.Booking) []routing.Booking {
-	list := make([]routing.Booking, 0, len(m))
-	for _, b := range m {
-		list = append(list, b)
-	}
-	slices.SortFunc(list, func(a, b routing.Booking) int { return cmp.Compare(a.ID, b.ID) })
-	return list
-}
+func byID(a, b routing.Booking) int { return cmp.Compare(a.ID, b.ID) }
 
 // apply applies the next changes of a replica.
 func (c *Core) apply(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
