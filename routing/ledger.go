@@ -6,8 +6,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Load is what is booked on a target, in tokens and requests. All fields are zero when
-// every request has been released.
+// Load is what is booked on a target, in tokens and requests. All fields are zero when every request has been released.
 type Load struct {
 	// Queue is the uncached tokens of requests without a first token yet.
 	Queue int64 `json:"queue"`
@@ -17,9 +16,8 @@ type Load struct {
 	KV int64 `json:"kv"`
 	// Active is the number of requests that have not ended.
 	Active int64 `json:"active"`
-	// Transferring is the number of requests whose KV cache is on its way from here to a
-	// decode target, TransferTokens their uncached tokens. They count as load only with
-	// Cost.Transfers.
+	// Transferring is the number of requests whose KV cache is on its way from here to a decode target, TransferTokens
+	// their uncached tokens. They count as load only with Cost.Transfers.
 	Transferring   int64 `json:"transferring"`
 	TransferTokens int64 `json:"transfer_tokens"`
 }
@@ -43,8 +41,7 @@ type reservation struct {
 	Prefill    kvindex.Slot `json:"prefill,omitzero"`
 	decodeGen  uint32
 	prefillGen uint32
-	// Miss is the uncached tokens on the target that computes the prompt: Prefill if
-	// there is one, else Decode.
+	// Miss is the uncached tokens on the target that computes the prompt: Prefill if there is one, else Decode.
 	Miss int64 `json:"miss"`
 	// KV is the prompt's tokens.
 	KV    int64 `json:"kv"`
@@ -147,8 +144,7 @@ func (r *Router) reach(now time.Duration, slot kvindex.Slot) uint32 {
 	return t.gen
 }
 
-// apply adds (sign 1) or subtracts (sign -1) the load of a reservation in its present
-// phase.
+// apply adds (sign 1) or subtracts (sign -1) the load of a reservation in its present phase.
 func (r *Router) apply(res *reservation, sign int64) {
 	if t := r.targetOf(res.Decode, res.decodeGen); t != nil {
 		d := &t.load
@@ -202,10 +198,9 @@ func (r *Router) enter(id ReservationID, next phase) bool {
 	return true
 }
 
-// PrefillDone records that the prefill target of a disaggregated request has computed
-// the prompt. Its KV cache is in transfer until FirstToken. It reports whether the
-// booking was in its prefill phase: where both legs run concurrently the first token may
-// come before the answer to the prefill leg, which shows no less that the target works.
+// PrefillDone records that the prefill target of a disaggregated request has computed the prompt. Its KV cache is in
+// transfer until FirstToken. It reports whether the booking was in its prefill phase: where both legs run concurrently
+// the first token may come before the answer to the prefill leg, which shows no less that the target works.
 func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 	res := r.ledger.get(id)
 	if res == nil || res.Prefill == NoSlot {
@@ -241,8 +236,7 @@ func (r *Router) FirstToken(now time.Duration, id ReservationID) bool {
 	return r.enter(id, decoding)
 }
 
-// Release ends a booking. Call it once for every plan; further calls have no effect,
-// are counted and return false.
+// Release ends a booking. Call it once for every plan; further calls have no effect, are counted and return false.
 func (r *Router) Release(now time.Duration, id ReservationID) bool {
 	res := r.ledger.get(id)
 	if res == nil {
@@ -301,6 +295,5 @@ func (r *Router) change(now time.Duration, res *reservation, change func()) {
 // Live is the number of bookings that have not been released.
 func (r *Router) Live() int { return r.ledger.live }
 
-// DoubleReleases is the number of releases without effect. Above 0 it is a bug of the
-// caller.
+// DoubleReleases is the number of releases without effect. Above 0 it is a bug of the caller.
 func (r *Router) DoubleReleases() uint64 { return r.ledger.doubles }

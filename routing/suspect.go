@@ -9,15 +9,12 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// A worker that accepts requests and never answers looks idle to every rule that
-// counts tokens: its clients give up, and its queue is empty again. So the router
-// watches answers. A target is suspect while its oldest request has waited for the
-// first token much longer than the others take for as many tokens, or while its
-// answers keep failing. New requests avoid a suspect target unless nothing else is
-// eligible; now and then one may try it.
+// A worker that accepts requests and never answers looks idle to every rule that counts tokens: its clients give up,
+// and its queue is empty again. So the router watches answers. A target is suspect while its oldest request has waited
+// for the first token much longer than the others take for as many tokens, or while its answers keep failing. New
+// requests avoid a suspect target unless nothing else is eligible; now and then one may try it.
 const (
-	// suspectFactor is how many times longer than its group's median, per token, the
-	// wait of a suspect target is.
+	// suspectFactor is how many times longer than its group's median, per token, the wait of a suspect target is.
 	suspectFactor = 10
 	// suspectFailures is the number of failed answers in a row that make a target suspect.
 	suspectFailures = 5
@@ -41,12 +38,10 @@ type wait struct {
 
 // health is what the answers of a target have shown.
 type health struct {
-	// Pace is that of the last first token, 0 if none came since the target was
-	// suspect.
+	// Pace is that of the last first token, 0 if none came since the target was suspect.
 	Pace float64 `json:"pace,omitempty"`
-	// Heard is when the last first token came, Answered when the youngest request with
-	// a first token was booked. Requests booked before that were overtaken: their wait
-	// says nothing about the target.
+	// Heard is when the last first token came, Answered when the youngest request with a first token was booked.
+	// Requests booked before that were overtaken: their wait says nothing about the target.
 	Heard    time.Duration `json:"heard,omitempty"`
 	Answered time.Duration `json:"answered,omitempty"`
 	// GivenUp is the longest wait since then that ended without a first token.
@@ -54,6 +49,8 @@ type health struct {
 	// Failures counts failed answers in a row, Broken those in a row that the engine broke off.
 	Failures int32 `json:"failures,omitempty"`
 	Broken   int32 `json:"broken,omitempty"`
+	// Blamed is the conversation of all failed answers in the row, zero if they are of several or of none.
+	Blamed Key `json:"blamed,omitzero"`
 	// Suspect is why the target is avoided, and Probe when it may get a request again.
 	Suspect string        `json:"suspect,omitempty"`
 	Probe   time.Duration `json:"probe,omitempty"`
@@ -62,9 +59,8 @@ type health struct {
 	Worst wait `json:"worst,omitzero"`
 }
 
-// Suspect returns why new requests avoid a target ("no first token" or "failures"),
-// and "" if they do not: a target that no request has tried for probeEvery is avoided no
-// longer, as of the last Awake.
+// Suspect returns why new requests avoid a target ("no first token" or "failures"), and "" if they do not: a target
+// that no request has tried for probeEvery is avoided no longer, as of the last Awake.
 func (r *Router) Suspect(slot kvindex.Slot) string {
 	if r.slotUnknown(slot) || !r.targets[slot].health.avoided(r.alive) {
 		return ""
@@ -81,15 +77,29 @@ func (r *Router) Failed(id ReservationID) {
 	if res := r.ledger.get(id); res != nil && !res.Failed {
 		res.Failed = true
 		r.withdraw(res)
-		r.failed(r.targetOf(res.Decode, res.decodeGen))
+		if t := r.targetOf(res.Decode, res.decodeGen); !r.failedElsewhere(res.conversation, t) {
+			r.failed(t, res.conversation)
+		}
 	}
+}
+
+// failedElsewhere reports whether all failures in a row of another target are of this conversation, which fails on t now:
+// then its prompt is the cause, and they are forgotten.
+func (r *Router) failedElsewhere(c Key, t *target) (found bool) {
+	for _, slot := range r.order {
+		if o := &r.targets[slot]; c != (Key{}) && o != t && o.health.Failures > 0 && o.health.Blamed == c {
+			found = true
+			r.worked(o)
+		}
+	}
+	return found
 }
 
 // PrefillFailed tells the router that the prefill of a disaggregated request failed on its
 // target. Call it before MovePrefill, ComputeLocally and Release.
 func (r *Router) PrefillFailed(id ReservationID) {
 	if res := r.ledger.get(id); res != nil {
-		r.failed(r.targetOf(res.Prefill, res.prefillGen))
+		r.failed(r.targetOf(res.Prefill, res.prefillGen), Key{})
 	}
 }
 
@@ -103,8 +113,12 @@ func (r *Router) Refused(id ReservationID) {
 
 // failed counts a failure of a target, which may be nil. A target that fails quickly
 // looks idle: the failure that can make it suspect is judged at the next pick.
-func (r *Router) failed(t *target) {
+func (r *Router) failed(t *target, c Key) {
 	if t != nil {
+		if t.health.Blamed != c && t.health.Failures > 0 {
+			c = Key{}
+		}
+		t.health.Blamed = c
 		t.health.Failures++
 		r.judgeNext = r.judgeNext || t.health.Failures == suspectFailures
 	}
@@ -247,8 +261,7 @@ const (
 	failingTarget = "failures"
 )
 
-// judge decides which targets are suspect. Targets of one role and model are
-// compared with each other.
+// judge decides which targets are suspect. Targets of one role and model are compared with each other.
 func (r *Router) judge(now time.Duration) {
 	r.awake(now)
 	if r.config.SuspectAfter == 0 || now-r.judged < judgeEvery && !r.judgeNext {
@@ -344,8 +357,7 @@ func (t *target) model() string {
 	return t.info.Models[0]
 }
 
-// avoidSuspects drops suspect targets unless that would leave nothing, or only targets at
-// the hard cap.
+// avoidSuspects drops suspect targets unless that would leave nothing, or only targets at the hard cap.
 func (d *decision) avoidSuspects() {
 	trusted := func(c *candidate) bool { return !d.r.targets[c.slot].health.avoided(d.now) }
 	if !slices.ContainsFunc(d.cands, func(c candidate) bool { return trusted(&c) && d.belowCap(&c) }) {
