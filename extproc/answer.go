@@ -24,7 +24,7 @@ const (
 
 // empty holds the answers that change nothing, by kind. All streams share them; they are
 // read-only.
-var empty = func() (out [KindResponseTrailers + 1]answer) {
+var empty = func() (out [KindResponseTrailers + 1]*answer) {
 	for k := KindRequestHeaders; k <= KindResponseTrailers; k++ {
 		e := newEncoder(2)
 		e.wrap(answerField(k), 0)
@@ -34,7 +34,7 @@ var empty = func() (out [KindResponseTrailers + 1]answer) {
 }()
 
 // cleared empties a request body chunk whose content was already sent with an earlier one.
-var cleared = func() answer {
+var cleared = func() *answer {
 	e := newEncoder(16)
 	e.number(2, 1) // BodyMutation.clear_body
 	e.wrap(3, 0)   // CommonResponse.body_mutation
@@ -47,7 +47,7 @@ var cleared = func() answer {
 // promptly and bound bodies ourselves.
 const windowGrant = 1 << 40
 
-var windowUpdate = func() answer {
+var windowUpdate = func() *answer {
 	e := newEncoder(32)
 	e.number(2, windowGrant) // upstream to us
 	e.number(1, windowGrant) // downstream to us
@@ -56,7 +56,7 @@ var windowUpdate = func() answer {
 }()
 
 // extendTimeout asks for more time for the message that is being answered.
-func extendTimeout(d time.Duration) answer {
+func extendTimeout(d time.Duration) *answer {
 	e := newEncoder(32)
 	if ns := d % time.Second; ns > 0 {
 		e.number(2, uint64(ns))
@@ -80,7 +80,7 @@ type common struct {
 }
 
 // encode answers a headers or body message.
-func (r *common) encode(k Kind) answer {
+func (r *common) encode(k Kind) *answer {
 	e := newEncoder(192 + r.mutation.size())
 	if r.override != nil {
 		r.override.encode(e)
@@ -95,9 +95,7 @@ func (r *common) encode(k Kind) answer {
 	if r.replace {
 		mut := e.size
 		if r.bodySize > 0 {
-			e.splice(r.body, r.bodySize)
-			e.varint(uint64(r.bodySize))
-			e.varint(protowire.EncodeTag(1, protowire.BytesType))
+			e.splice(1, r.body, r.bodySize)
 		} else {
 			e.number(2, 1)
 		}
@@ -116,7 +114,7 @@ func (r *common) encode(k Kind) answer {
 }
 
 // trailersPick answers trailers and sets the pick as metadata.
-func trailersPick(pick string) answer {
+func trailersPick(pick string) *answer {
 	if pick == "" {
 		return empty[KindRequestTrailers]
 	}
@@ -146,7 +144,7 @@ type piece struct {
 }
 
 // echo returns body bytes to Envoy in FULL_DUPLEX_STREAMED or GRPC mode. It owns refs.
-func echo(k Kind, refs mem.BufferSlice, n int, p piece) answer {
+func echo(k Kind, refs mem.BufferSlice, n int, p piece) *answer {
 	e := newEncoder(40)
 	if p.compressed {
 		e.number(4, 1)
@@ -158,9 +156,7 @@ func echo(k Kind, refs mem.BufferSlice, n int, p piece) answer {
 		e.number(2, 1)
 	}
 	if n > 0 {
-		e.splice(refs, n)
-		e.varint(uint64(n))
-		e.varint(protowire.EncodeTag(1, protowire.BytesType))
+		e.splice(1, refs, n)
 	}
 	e.wrap(3, 0) // BodyMutation.streamed_response
 	e.wrap(3, 0) // CommonResponse.body_mutation
@@ -185,7 +181,7 @@ func (o *modeOverride) encode(e *encoder) {
 }
 
 // immediate encodes an ImmediateResponse.
-func immediate(r *Reject) answer {
+func immediate(r *Reject) *answer {
 	m := mutation{}
 	typed := false
 	for _, h := range r.Headers {

@@ -356,7 +356,7 @@ type validator interface {
 }
 
 // parse reads an answer with the generated code and validates it.
-func parse(t fataler, a answer) *epv3.ProcessingResponse {
+func parse(t fataler, a *answer) *epv3.ProcessingResponse {
 	t.Helper()
 	r := &epv3.ProcessingResponse{}
 	if err := proto.Unmarshal(a.bufs.Materialize(), r); err != nil {

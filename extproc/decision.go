@@ -36,8 +36,7 @@ func (x *exchange) sendDecision(k Kind, d *Decision, editable bool) error {
 	c := common{mutation: m, pick: pick, clearRoute: d.ClearRouteCache}
 	switch {
 	case k == KindRequestTrailers:
-		a := trailersPick(pick)
-		return x.send(&a)
+		return x.send(trailersPick(pick))
 	case k == KindRequestBody && edited:
 		c.replace, c.body, c.bodySize = true, body, size
 	}
@@ -47,8 +46,7 @@ func (x *exchange) sendDecision(k Kind, d *Decision, editable bool) error {
 		// to the body carries the pick.
 		send = withPick(x.send, pick)
 	} else {
-		a := c.encode(k)
-		if err := x.send(&a); err != nil {
+		if err := x.send(c.encode(k)); err != nil {
 			return err
 		}
 	}
@@ -106,7 +104,7 @@ func (x *exchange) answerChunks(send func(*answer) error, body mem.BufferSlice, 
 		case edited:
 			a = cleared
 		}
-		if err := send(&a); err != nil {
+		if err := send(a); err != nil {
 			return err
 		}
 	}
@@ -120,8 +118,7 @@ func echoPieces(send func(*answer) error, k Kind, body mem.BufferSlice, size int
 	for size > 0 || last {
 		n := min(size, maxPiece)
 		size -= n
-		a := echo(k, c.next(n), n, piece{last: last && size == 0})
-		if err := send(&a); err != nil {
+		if err := send(echo(k, c.next(n), n, piece{last: last && size == 0})); err != nil {
 			return err
 		}
 		if size == 0 {
@@ -135,8 +132,7 @@ func echoPieces(send func(*answer) error, k Kind, body mem.BufferSlice, size int
 func (x *exchange) echoFrames(send func(*answer) error) error {
 	c := cutter{refs: x.body}
 	for _, f := range x.frames {
-		a := echo(KindRequestBody, c.next(f.size), f.size, f.piece)
-		if err := send(&a); err != nil {
+		if err := send(echo(KindRequestBody, c.next(f.size), f.size, f.piece)); err != nil {
 			return err
 		}
 	}

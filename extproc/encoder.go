@@ -62,8 +62,8 @@ func (e *encoder) wrap(num protowire.Number, start int) {
 	e.varint(protowire.EncodeTag(num, protowire.BytesType))
 }
 
-// splice prepends n bytes by reference. It takes ownership of refs.
-func (e *encoder) splice(refs mem.BufferSlice, n int) {
+// splice prepends a bytes field of n bytes by reference. It takes ownership of refs.
+func (e *encoder) splice(num protowire.Number, refs mem.BufferSlice, n int) {
 	out := make(mem.BufferSlice, 1, len(refs)+len(e.tail)+2) // the first element is reserved for finish
 	out = append(out, refs...)
 	if e.at < len(e.buf) {
@@ -75,14 +75,15 @@ func (e *encoder) splice(refs mem.BufferSlice, n int) {
 	e.tail = out
 	e.buf = e.buf[:e.at:e.at]
 	e.size += n
+	e.wrap(num, e.size-n)
 }
 
 // finish returns the message.
-func (e *encoder) finish() answer {
+func (e *encoder) finish() *answer {
 	head := mem.SliceBuffer(e.buf[e.at:])
 	if e.tail == nil {
-		return answer{bufs: mem.BufferSlice{head}}
+		return &answer{bufs: mem.BufferSlice{head}}
 	}
 	e.tail[0] = head
-	return answer{bufs: e.tail}
+	return &answer{bufs: e.tail}
 }

@@ -107,7 +107,7 @@ func (x *exchange) handle(m *message) error {
 		x.start(m)
 	}
 	if m.flowControl {
-		if err := x.send(&windowUpdate); err != nil {
+		if err := x.send(windowUpdate); err != nil {
 			return err
 		}
 	}
@@ -129,7 +129,7 @@ func (x *exchange) handle(m *message) error {
 		err = x.responseBody(m)
 	case KindResponseTrailers:
 		x.respDone = true
-		err = x.send(&empty[KindResponseTrailers])
+		err = x.send(empty[KindResponseTrailers])
 	case KindNone: // a bare window update
 	}
 	x.over = x.over || x.reqDone && x.respDone
@@ -203,10 +203,9 @@ func (x *exchange) requestHeaders(m *message) error {
 			return x.reject(tooManyHeaders())
 		}
 		c := common{mutation: m}
-		a := c.encode(KindRequestHeaders)
-		return x.send(&a)
+		return x.send(c.encode(KindRequestHeaders))
 	}
-	return x.send(&empty[KindRequestHeaders])
+	return x.send(empty[KindRequestHeaders])
 }
 
 // readHeaders fills the Request from the headers message.
@@ -315,13 +314,13 @@ func (x *exchange) passBody(m *message) error {
 	if done || x.request == ModeBuffered {
 		x.srv.opts.Metrics.Failure(FailureExtraMessage)
 	}
-	return x.send(&empty[KindRequestBody])
+	return x.send(empty[KindRequestBody])
 }
 
 func (x *exchange) requestTrailers() error {
 	if x.phase != phaseOpen {
 		x.reqDone = true
-		return x.send(&empty[KindRequestTrailers])
+		return x.send(empty[KindRequestTrailers])
 	}
 	if x.request.holds() {
 		x.pending.trailers = true
@@ -342,8 +341,7 @@ func (x *exchange) reject(r *Reject) error {
 	x.phase, x.over = phaseAbandoned, true
 	x.dropBody()
 	x.unfollowed()
-	a := immediate(r)
-	return x.send(&a)
+	return x.send(immediate(r))
 }
 
 // giveUp answers a request instead of its worker, if the worker has not begun to respond. It
@@ -444,7 +442,7 @@ func (x *exchange) decided(d Decision) error {
 	x.srv.opts.Metrics.Answered(x.request, now().Sub(p.received))
 	if p.trailers && x.phase != phaseAbandoned {
 		x.reqDone = true
-		return x.send(&empty[KindRequestTrailers])
+		return x.send(empty[KindRequestTrailers])
 	}
 	return nil
 }
@@ -524,8 +522,7 @@ func (e *extension) extend() {
 		return
 	}
 	e.done = true
-	a := extendTimeout(e.timeout)
-	_ = e.send(&a) // the next send reports a broken stream
+	_ = e.send(extendTimeout(e.timeout)) // the next send reports a broken stream
 }
 
 // stop ends it: nothing is sent afterwards.

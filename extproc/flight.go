@@ -38,45 +38,34 @@ func (f *flight) guard(call func()) {
 	call()
 }
 
-func (f *flight) responseHeaders(status int, served string) (out []Header) {
+// during calls the ticket unless the request has ended.
+func (f *flight) during(call func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.ended.Load() {
-		f.guard(func() { out = f.ticket.ResponseHeaders(status, served) })
+		f.guard(call)
 	}
+}
+
+func (f *flight) responseHeaders(status int, served string) (out []Header) {
+	f.during(func() { out = f.ticket.ResponseHeaders(status, served) })
 	return out
 }
 
 func (f *flight) responseBody(chunk []byte, last bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.ended.Load() {
-		f.guard(func() { f.ticket.ResponseBody(chunk, last) })
-	}
+	f.during(func() { f.ticket.ResponseBody(chunk, last) })
 }
 
 func (f *flight) editsBody() (edits bool) {
-	t, ok := f.ticket.(EditTicket)
-	if !ok {
-		return false
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.ended.Load() {
-		f.guard(func() { edits = t.EditsBody() })
+	if t, ok := f.ticket.(EditTicket); ok {
+		f.during(func() { edits = t.EditsBody() })
 	}
 	return edits
 }
 
 func (f *flight) editBody(chunk []byte, last bool) (out []byte, changed, holds bool) {
-	t, ok := f.ticket.(EditTicket)
-	if !ok {
-		return nil, false, false
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.ended.Load() {
-		f.guard(func() { out, changed, holds = t.EditBody(chunk, last) })
+	if t, ok := f.ticket.(EditTicket); ok {
+		f.during(func() { out, changed, holds = t.EditBody(chunk, last) })
 	}
 	return out, changed, holds
 }

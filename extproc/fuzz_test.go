@@ -54,7 +54,7 @@ func (s *script) next() byte {
 // answer checks what is sent, which the generated code must be able to read.
 func (s *script) answer(a *answer) error {
 	defer a.bufs.Free()
-	r := parse(s.t, *a)
+	r := parse(s.t, a)
 	if s.ended {
 		s.t.Fatalf("got %v after an immediate response, want nothing", r)
 	}

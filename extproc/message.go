@@ -192,29 +192,18 @@ func (m *message) requestHeaders(b []byte) error {
 		off := cap(b) - cap(v) // v is a part of b
 		return text[off : off+len(v)]
 	}
-	return eachField(b, func(num protowire.Number, typ protowire.Type, v []byte, _ uint64) error {
-		if num != 1 || typ != protowire.BytesType {
-			return nil
-		}
-		key, value, err := keyValue(v)
-		if err != nil {
-			return err
-		}
+	return eachMapEntry(b, func(key, value []byte) error {
 		m.headers = append(m.headers, Header{Name: within(key), Value: within(value)})
 		return nil
 	})
 }
 
 func (m *message) responseStatus(b []byte) error {
-	return eachField(b, func(num protowire.Number, typ protowire.Type, v []byte, _ uint64) error {
-		if num != 1 || typ != protowire.BytesType {
-			return nil
-		}
-		key, value, err := keyValue(v)
-		if err == nil && string(key) == ":status" {
+	return eachMapEntry(b, func(key, value []byte) error {
+		if string(key) == ":status" {
 			m.status = string(value)
 		}
-		return err
+		return nil
 	})
 }
 

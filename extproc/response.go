@@ -33,10 +33,9 @@ func (x *exchange) responseHeaders(m *message) error {
 		c.override = &modeOverride{request: x.request, response: ModeNone}
 	}
 	if c.mutation.empty() && c.override == nil {
-		return x.send(&empty[KindResponseHeaders])
+		return x.send(empty[KindResponseHeaders])
 	}
-	a := c.encode(KindResponseHeaders)
-	return x.send(&a)
+	return x.send(c.encode(KindResponseHeaders))
 }
 
 // abandon gives up a request that is not decided yet: a response arrived first, so Envoy has
@@ -84,24 +83,21 @@ func (x *exchange) responseBody(m *message) error {
 	edited := x.edits && x.editBody(m)
 	if !x.response.duplex() {
 		if !edited {
-			return x.send(&empty[KindResponseBody])
+			return x.send(empty[KindResponseBody])
 		}
 		c := common{replace: true}
 		c.body, c.bodySize = m.take()
-		a := c.encode(KindResponseBody)
-		return x.send(&a)
+		return x.send(c.encode(KindResponseBody))
 	}
 	refs, n := m.take()
 	if x.response == ModeGRPC {
-		a := echo(KindResponseBody, refs, n, piece{last: m.last, compressed: m.compressed, withoutMessage: m.withoutMessage})
-		return x.send(&a)
+		return x.send(echo(KindResponseBody, refs, n, piece{last: m.last, compressed: m.compressed, withoutMessage: m.withoutMessage}))
 	}
 	if n <= maxPiece {
 		if n == 0 && !m.last {
 			return nil
 		}
-		a := echo(KindResponseBody, refs, n, piece{last: m.last})
-		return x.send(&a)
+		return x.send(echo(KindResponseBody, refs, n, piece{last: m.last}))
 	}
 	defer refs.Free()
 	return echoPieces(x.send, KindResponseBody, refs, n, m.last)

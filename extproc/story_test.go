@@ -221,7 +221,7 @@ func (s *story) open(d *datadriven.TestData, arg func(string) (string, bool), nu
 		s.first = nil
 	}
 	s.x = &exchange{ctx: ctx, srv: s.srv, send: func(a *answer) error {
-		s.describe(parse(s.t, *a))
+		s.describe(parse(s.t, a))
 		a.bufs.Free()
 		return nil
 	}}

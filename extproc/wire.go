@@ -39,8 +39,8 @@ func eachField(b []byte, f func(num protowire.Number, typ protowire.Type, v []by
 	return nil
 }
 
-// eachMapEntry calls f for each entry of the map in field 1 of the message b, where
-// Metadata and Struct have theirs.
+// eachMapEntry calls f for each entry of the map in field 1 of the message b, where Metadata and Struct have theirs, or for each
+// HeaderValue of a HeaderMap.
 func eachMapEntry(b []byte, f func(key, value []byte) error) error {
 	return eachField(b, func(n protowire.Number, typ protowire.Type, v []byte, _ uint64) error {
 		if n != 1 || typ != protowire.BytesType {
