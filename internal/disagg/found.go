@@ -3,20 +3,18 @@ package disagg
 import (
 	"context"
 	"fmt"
-	"sync"
+
+	lru "github.com/hashicorp/golang-lru/v2"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// maxFound limits the pages that are kept; with more workers than that, pages are fetched again
-// from time to time.
+// maxFound limits the pages that are kept; with more workers than that, pages are fetched again from time to time.
 const maxFound = 4096
 
-// found caches the page that each worker publishes about itself, until the worker changes or a
-// leg to it fails.
+// found caches the page that each worker publishes about itself, until the worker changes or a leg to it fails.
 type found struct {
-	mu    sync.Mutex
-	pages map[string]foundPage
+	pages *lru.Cache[string, foundPage]
 }
 
 type foundPage struct {
@@ -24,31 +22,17 @@ type foundPage struct {
 	text       []byte
 }
 
-func newFound() *found { return &found{pages: map[string]foundPage{}} }
+func newFound() *found {
+	pages, _ := lru.New[string, foundPage](maxFound) // fails only for a size below 1
+	return &found{pages}
+}
 
 // known returns the cached page of a worker, nil if there is none.
 func (f *found) known(s *Side) []byte {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if p, ok := f.pages[s.Worker]; ok && p.generation == s.Generation {
+	if p, ok := f.pages.Get(s.Worker); ok && p.generation == s.Generation {
 		return p.text
 	}
 	return nil
-}
-
-func (f *found) keep(s *Side, text []byte) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.pages) >= maxFound {
-		clear(f.pages)
-	}
-	f.pages[s.Worker] = foundPage{s.Generation, text}
-}
-
-func (f *found) forget(s *Side) {
-	f.mu.Lock()
-	delete(f.pages, s.Worker)
-	f.mu.Unlock()
 }
 
 // learn fetches a worker's page unless it is cached.
@@ -63,7 +47,7 @@ func (p *Protocol) learn(ctx context.Context, s *Side, address, path string, api
 	if err != nil {
 		return fmt.Errorf("ask %s: %w", s.Worker, err)
 	}
-	p.found.keep(s, text)
+	p.found.pages.Add(s.Worker, foundPage{s.Generation, text})
 	return nil
 }
 
@@ -71,6 +55,6 @@ func (p *Protocol) learn(ctx context.Context, s *Side, address, path string, api
 // which may be outdated.
 func (p *Protocol) Failed(s *Side) {
 	if p.found != nil {
-		p.found.forget(s)
+		p.found.pages.Remove(s.Worker)
 	}
 }

@@ -292,28 +292,7 @@ func sglangTools(in input) ([]jinja.Value, error) {
 // keys in the request's order. An absent description or parameters is appended as null, the two
 // flags only if they are set.
 func sglangTool(v jinja.Value) (jinja.Value, error) {
-	tool, ok := v.AsDict()
-	if !ok {
-		return v, refuse("tools: input should be a valid dictionary")
-	}
-	kind := jinja.String("function")
-	if given, ok := tool.Get("type"); ok {
-		if _, text := given.AsString(); !text {
-			return v, refuse("tools.type: input should be a valid string")
-		}
-		kind = given
-	}
-	function := dictAt(tool, "function")
-	if function == nil {
-		return v, refuse("tools.function: field required")
-	}
-	if _, has, _ := textOf(function, "name"); !has {
-		return v, refuse("tools.function.name: input should be a valid string")
-	}
-	if _, _, ok := textOf(function, "description"); !ok {
-		return v, refuse("tools.function.description: input should be a valid string")
-	}
-	deferred, err := laxFlag(tool, "defer_loading")
+	kind, function, deferred, err := declaredTool(v)
 	if err != nil {
 		return v, err
 	}
@@ -344,7 +323,7 @@ func sglangTool(v jinja.Value) (jinja.Value, error) {
 	if flags["defer_loading"].IsNone() && !deferred.IsNone() {
 		fn.Set("defer_loading", deferred)
 	}
-	return object(kv{"type", kind}, kv{"function", jinja.FromDict(fn)}, kv{"defer_loading", deferred}), nil
+	return object(kv{"type", jinja.String(kind)}, kv{"function", jinja.FromDict(fn)}, kv{"defer_loading", deferred}), nil
 }
 
 func functionOf(tool jinja.Value) jinja.Value {

@@ -247,32 +247,14 @@ func (m *Model) vllmNamedTool(choice jinja.Value, tools []jinja.Value) error {
 // vllmTool is ChatCompletionToolsParam.model_dump(): the declared fields in their order, null
 // where absent, except for the two flags; other fields are dropped.
 func vllmTool(v jinja.Value) (jinja.Value, error) {
-	tool, ok := v.AsDict()
-	if !ok {
-		return v, refuse("tools: input should be a valid dictionary")
-	}
-	kind := "function"
-	if given, ok := tool.Get("type"); ok {
-		if kind, ok = given.AsString(); !ok || kind != "function" {
-			return v, refuse("tools.type: input should be 'function'")
-		}
-	}
-	function := dictAt(tool, "function")
-	if function == nil {
-		return v, refuse("tools.function: field required")
-	}
-	if _, has, _ := textOf(function, "name"); !has {
-		return v, refuse("tools.function.name: input should be a valid string")
-	}
-	if _, _, ok := textOf(function, "description"); !ok {
-		return v, refuse("tools.function.description: input should be a valid string")
-	}
-	if !member(function, "parameters").IsNone() && dictAt(function, "parameters") == nil {
-		return v, refuse("tools.function.parameters: input should be a valid dictionary")
-	}
-	deferred, err := laxFlag(tool, "defer_loading")
-	if err != nil {
+	kind, function, deferred, err := declaredTool(v)
+	switch {
+	case err != nil:
 		return v, err
+	case kind != "function":
+		return v, refuse("tools.type: input should be 'function'")
+	case !member(function, "parameters").IsNone() && dictAt(function, "parameters") == nil:
+		return v, refuse("tools.function.parameters: input should be a valid dictionary")
 	}
 	fn := jinja.NewDict(5)
 	for _, key := range [...]string{"name", "description", "parameters"} {
@@ -295,6 +277,31 @@ func vllmTool(v jinja.Value) (jinja.Value, error) {
 		out.Set("defer_loading", deferred)
 	}
 	return jinja.FromDict(out), nil
+}
+
+// declaredTool returns what both engines declare of a client's tool: its type, its function, which has a name, and the flag
+// defer_loading or None.
+func declaredTool(v jinja.Value) (kind string, function *jinja.Dict, deferred jinja.Value, err error) {
+	tool, ok := v.AsDict()
+	if !ok {
+		return "", nil, v, refuse("tools: input should be a valid dictionary")
+	}
+	kind = "function"
+	if given, has := tool.Get("type"); has {
+		if kind, ok = given.AsString(); !ok {
+			return "", nil, v, refuse("tools.type: input should be a valid string")
+		}
+	}
+	if function = dictAt(tool, "function"); function == nil {
+		return "", nil, v, refuse("tools.function: field required")
+	}
+	for _, key := range [...]string{"name", "description"} {
+		if _, has, ok := textOf(function, key); !ok || key == "name" && !has {
+			return "", nil, v, refuse("tools.function.%s: input should be a valid string", key)
+		}
+	}
+	deferred, err = laxFlag(tool, "defer_loading")
+	return kind, function, deferred, err
 }
 
 // laxFlag returns a boolean or None, read in pydantic's lax mode.
