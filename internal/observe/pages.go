@@ -94,7 +94,7 @@ func WriteWarnings(w io.Writer, list []Warning) {
 func (p *Pages) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/decisions", p.decisions)
-	mux.HandleFunc("GET /debug/decisions/{id}", p.of(p.decision))
+	mux.HandleFunc("GET /debug/decisions/{id}", p.of(func(w http.ResponseWriter, r *http.Request, e *Entry) { p.show(w, r, []*Entry{e}, e) }))
 	mux.HandleFunc("GET /debug/decisions/{id}/export", p.of(p.export))
 	mux.HandleFunc("POST /debug/record", p.record)
 	mux.HandleFunc("GET /debug/index", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.Index()) })
@@ -130,8 +130,13 @@ func (p *Pages) decisions(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	list := p.Decisions.Last(n)
+	p.show(w, r, list, list)
+}
+
+// show writes entries as text for people, with the warnings of now, or v as JSON.
+func (p *Pages) show(w http.ResponseWriter, r *http.Request, list []*Entry, v any) {
 	if !wantsText(r) {
-		writeJSON(w, list)
+		writeJSON(w, v)
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -141,13 +146,7 @@ func (p *Pages) decisions(w http.ResponseWriter, r *http.Request) {
 		}
 		fmt.Fprint(w, e.Text())
 	}
-	if len(list) > 0 {
-		p.writeWarnings(w)
-	}
-}
-
-func (p *Pages) writeWarnings(w io.Writer) {
-	if p.Warnings != nil {
+	if len(list) > 0 && p.Warnings != nil {
 		WriteWarnings(w, p.Warnings())
 	}
 }
@@ -163,16 +162,6 @@ func (p *Pages) of(serve func(http.ResponseWriter, *http.Request, *Entry)) http.
 		}
 		http.Error(w, "no decision with this id among those that are kept (explain.keep)", http.StatusNotFound)
 	}
-}
-
-func (p *Pages) decision(w http.ResponseWriter, r *http.Request, e *Entry) {
-	if wantsText(r) {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		fmt.Fprint(w, e.Text())
-		p.writeWarnings(w)
-		return
-	}
-	writeJSON(w, e)
 }
 
 func (p *Pages) export(w http.ResponseWriter, _ *http.Request, e *Entry) {
