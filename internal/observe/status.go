@@ -192,14 +192,10 @@ func (p *Pages) stream(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
 	out := http.NewResponseController(w)
-	send := func(text ...[]byte) bool {
+	send := func(format string, args ...any) bool {
 		_ = out.SetWriteDeadline(time.Now().Add(streamPatience))
-		for _, part := range text {
-			if _, err := w.Write(part); err != nil {
-				return false
-			}
-		}
-		return true
+		_, err := fmt.Fprintf(w, format, args...)
+		return err == nil
 	}
 	tick := time.NewTicker(streamEvery)
 	defer tick.Stop()
@@ -219,14 +215,14 @@ func (p *Pages) stream(w http.ResponseWriter, r *http.Request) {
 				row.HashIDs = e.HashIDs
 			}
 			text, err := json.Marshal(row)
-			if err != nil || !send([]byte("data: "), text, []byte("\n\n")) {
+			if err != nil || !send("data: %s\n\n", text) {
 				return
 			}
 			quiet = time.Now()
 		}
 		running = next[max(0, len(next)-maxRunning):]
 		if time.Since(quiet) > streamAlive {
-			if !send([]byte(": alive\n\n")) {
+			if !send(": alive\n\n") {
 				return
 			}
 			quiet = time.Now()
@@ -241,7 +237,7 @@ func (p *Pages) stream(w http.ResponseWriter, r *http.Request) {
 		}
 		before := seen
 		entries, seen = p.Decisions.Since(seen, maxStreamed)
-		if skipped := seen - before - uint64(len(entries)); skipped > 0 && !send(fmt.Appendf(nil, ": skipped %d\n\n", skipped)) {
+		if skipped := seen - before - uint64(len(entries)); skipped > 0 && !send(": skipped %d\n\n", skipped) {
 			return
 		}
 	}
