@@ -137,8 +137,8 @@ func TestBodiesOfConcurrentLegsAreBounded(t *testing.T) {
 			x := &Exchange{Request: req, Path: "/v1/completions", Decode: Side{Worker: "d", Address: "127.0.0.1:1", Rank: NoRank}}
 			defer x.End()
 			x.Begin(Side{Worker: "p", Address: srv.Listener.Addr().String(), Rank: NoRank}, NewUnique())
-			_, f = r.Run(t.Context(), &Call{Exchange: x, Headers: func(func(string, string)) {}, Body: req.Body, Within: time.Minute,
-				Sent: func() { sent = true }, Ended: func(*Usage) {}, Late: func(*FailureError) {}})
+			_, f = r.Run(t.Context(), &Call{Exchange: x, Headers: func(yield func(string, string)) { yield("x-long", strings.Repeat("h", 900)) },
+				Body: req.Body, Within: time.Minute, Sent: func() { sent = true }, Ended: func(*Usage) {}, Late: func(*FailureError) {}})
 			return sent, f
 		}
 		r.Bodies.SetMost(100)
@@ -149,7 +149,7 @@ func TestBodiesOfConcurrentLegsAreBounded(t *testing.T) {
 			}
 		}
 		<-arrived
-		if held := r.Bodies.Held(); bounded != (held > 900) || len(arrived) > 0 == bounded {
+		if held := r.Bodies.Held(); bounded != (held > 1800) || len(arrived) > 0 == bounded {
 			t.Errorf("%s: %d bytes held, %d further legs arrived", connector, held, len(arrived))
 		}
 		close(answer)

@@ -26,8 +26,7 @@ type RunnerOptions struct {
 	HeadStart time.Duration
 }
 
-// Runner sends prefill legs and waits for their answers. It has no part in routing. It is safe
-// for concurrent use.
+// Runner sends prefill legs and waits for their answers. It has no part in routing. It is safe for concurrent use.
 type Runner struct {
 	RunnerOptions
 
@@ -71,9 +70,8 @@ type Call struct {
 	Within time.Duration
 	// Sent is called immediately before a leg is sent, so not for a protocol without one.
 	Sent func()
-	// Ended is called when a concurrent leg has ended, with its usage, nil if it failed.
-	// Late is called after Ended if the leg failed after Run had returned. Both are called from
-	// another goroutine.
+	// Ended is called when a concurrent leg has ended, with its usage, nil if it failed. Late is called after Ended if
+	// the leg failed after Run had returned. Both are called from another goroutine.
 	Ended func(usage *Usage)
 	Late  func(*FailureError)
 }
@@ -88,9 +86,8 @@ type Result struct {
 	Stop context.CancelFunc
 }
 
-// Run sends the leg to the exchange's prefill side and, unless the protocol runs both legs
-// concurrently, waits for its answer. If the prefill answer is the whole answer, the failure has
-// the outcome Ended and wraps a *FinalError.
+// Run sends the leg to the exchange's prefill side and, unless the protocol runs both legs concurrently, waits for its
+// answer. If the prefill answer is the whole answer, the failure has the outcome Ended and wraps a *FinalError.
 func (r *Runner) Run(ctx context.Context, c *Call) (Result, *FailureError) {
 	res, err := r.run(ctx, c)
 	if err == nil {
@@ -147,14 +144,18 @@ func (r *Runner) run(ctx context.Context, c *Call) (res Result, err error) {
 	return res, err
 }
 
-// concurrent starts a leg that runs while the decode leg does. Of its answer only the usage is
-// needed.
+// concurrent starts a leg that runs while the decode leg does. Of its answer only the usage is needed.
 func (r *Runner) concurrent(ctx context.Context, c *Call, leg *sending) (res Result, err error) {
 	if res.Decode, err = r.Protocol.Decode(c.Exchange, nil); err != nil {
 		return res, err
 	}
-	sent := charge{room: &r.Bodies}
-	if err := sent.take(int64(len(leg.body))); err != nil {
+	sent, size := charge{room: &r.Bodies}, int64(len(leg.body))
+	for name, values := range leg.header {
+		for _, v := range values {
+			size += int64(len(name) + len(v))
+		}
+	}
+	if err := sent.take(size); err != nil {
 		sent.free()
 		return res, &FailureError{Outcome: NoRoom, Err: err}
 	}

@@ -22,8 +22,7 @@ const (
 	maxHead   = 64 << 10
 )
 
-// idle is below the keep-alive of engines (5 s), so that no leg uses a connection that the
-// engine is closing.
+// idle is below the keep-alive of engines (5 s), so that no leg uses a connection that the engine is closing.
 const idle = 4 * time.Second
 
 // Outcome is the result of a leg, as a metric label.
@@ -95,9 +94,8 @@ type Sender struct {
 	direct     http.Client
 }
 
-// NewSender returns a sender that uses a listener ("host:port" or "unix:/path") which reads the
-// worker's address from the header pickHeader; with an empty listener legs go directly to the
-// worker.
+// NewSender returns a sender that uses a listener ("host:port" or "unix:/path") which reads the worker's address from
+// the header pickHeader; with an empty listener legs go directly to the worker.
 func NewSender(listener, pickHeader string) *Sender {
 	s := &Sender{direct: clientWith((&net.Dialer{Timeout: time.Second}).DialContext)}
 	s.through = s.direct
@@ -147,13 +145,11 @@ func (s *Sender) Send(ctx context.Context, l *sending, c *charge, seen io.Writer
 	return s.ask(req, l.address, true, maxAnswer, c, seen)
 }
 
-// prefillURL is that of all requests to the listener, which ignores the host: they share its
-// connections.
+// prefillURL is that of all requests to the listener, which ignores the host: they share its connections.
 const prefillURL = "http://prefill"
 
-// ask sends a request for prefillURL to an address, with listener through Envoy's if there is one,
-// and returns the body of the answer, at most limit bytes. An answer with status 200 is only
-// passed to seen, if that is not nil.
+// ask sends a request for prefillURL to an address, with listener through Envoy's if there is one, and returns the body
+// of the answer, at most limit bytes. An answer with status 200 is only passed to seen, if that is not nil.
 func (s *Sender) ask(req *http.Request, address string, listener bool, limit int64, c *charge, seen io.Writer) ([]byte, error) {
 	client, ctx := &s.through, req.Context()
 	if req.Host = address; listener && s.pickHeader != "" {
