@@ -193,8 +193,11 @@ func newBed(t *testing.T, s shape) *bed {
 	if s.check == "" {
 		s.check = "retry: 1s"
 	}
+	if !s.otherwise {
+		s.model += ", hand_ids: false" // long prompts come as they were sent, too
+	}
 	model := fmt.Sprintf("models:\n- {name: %s, tokenizer: %q, check: {%s}%s}\n", modelName, s.tokenizer, s.check, s.model)
-	if s.model == "-" {
+	if strings.HasPrefix(s.model, "-") {
 		model = ""
 	}
 	if s.stall == "" {

@@ -6,23 +6,47 @@ import (
 	"time"
 )
 
-// The ids are sent with the request, the engine computes the same prompt from them, and the
-// second turn is cached as without them.
-func TestIDsTravelWithTheRequest(t *testing.T) {
-	b := newBed(t, shape{model: ", hand_ids: true", otherwise: true})
-	for range 200 { // until both engines were asked whether they take ids
+// The ids of long prompts are sent with the request by default, those of others are not.
+func TestIDsOfLongPromptsTravelByDefault(t *testing.T) {
+	b := newBed(t, shape{otherwise: true})
+	long := message{"user", strings.Repeat("one more word ", 1500)}
+	b.untilHanded(long)
+	for range 4 {
+		if b.handed(message{"user", "Hi"}) {
+			t.Fatal("got the ids of a short prompt, want none")
+		}
+	}
+}
+
+// handed reports whether the engine got more than was sent.
+func (b *bed) handed(m message) bool {
+	_, rec, ok := b.seen(b.chat(m).header.Get("X-Request-ID"))
+	return ok && rec.BodyBytes > len(chatBody(m))
+}
+
+// untilHanded waits until both engines were asked whether they take ids.
+func (b *bed) untilHanded(m message) {
+	b.t.Helper()
+	for range 200 {
 		taken := 0
 		for range 4 {
-			_, rec, ok := b.seen(b.chat(message{"user", "Hi"}).header.Get("X-Request-ID"))
-			if ok && rec.BodyBytes > len(chatBody(message{"user", "Hi"})) {
+			if b.handed(m) {
 				taken++
 			}
 		}
 		if taken == 4 {
-			break
+			return
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
+	b.t.Fatal("no ids were handed on")
+}
+
+// The ids are sent with the request, the engine computes the same prompt from them, and the
+// second turn is cached as without them.
+func TestIDsTravelWithTheRequest(t *testing.T) {
+	b := newBed(t, shape{model: ", hand_ids: true", otherwise: true})
+	b.untilHanded(message{"user", "Hi"})
 	messages := []message{{"system", system}, {"user", "Where are the maps?"}}
 	first := b.chat(messages...)
 	second := b.chat(append(messages, message{"assistant", first.text()}, message{"user", "And the letters?"})...)

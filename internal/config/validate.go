@@ -214,7 +214,7 @@ func (m *Model) validate(path string, names map[string]string, bad report) {
 		}
 		names[n] = path
 	}
-	if m.Tokenizer == "" && m.Check.Renderer == "" && (m.HandIDs || m.ChatTemplate != "") {
+	if m.Tokenizer == "" && m.Check.Renderer == "" && (m.HandIDs != nil && *m.HandIDs || m.ChatTemplate != "") {
 		bad(path, "hand_ids and chat_template need a tokenizer")
 	}
 	remote := strings.HasPrefix(m.Tokenizer, hub.Prefix)

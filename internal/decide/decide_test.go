@@ -596,7 +596,7 @@ func TestIDsAreHandedOn(t *testing.T) {
 	if d, _ := b.ask("/v1/chat/completions", body); d.Body != nil {
 		t.Errorf("not asked for: %s", d.Body)
 	}
-	b.fleet.Model("demo").Config.HandIDs = true
+	b.fleet.Model("demo").Config.HandIDs = new(true)
 	const ids = `"prompt_token_ids":[151644,872,198,13048,151645,198,151644,77091,198]`
 	want := strings.Replace(body, `{"x":1.0}`, `{"x":1.0,`+ids+`}`, 1)
 	if d, _ := b.ask("/v1/chat/completions", body); string(d.Body) != want {
@@ -611,6 +611,13 @@ func TestIDsAreHandedOn(t *testing.T) {
 	b.fleet.Model("demo").Config.Check.Disabled = false // now only workers that were asked
 	if d, _ := b.ask("/v1/chat/completions", body); d.Body != nil {
 		t.Errorf("got %s, want no ids for a worker that was not asked", d.Body)
+	}
+	long := `{"model":"demo","messages":[{"role":"user","content":"` + strings.Repeat("Hi ", 5000) + `"}]}`
+	for _, asked := range []bool{true, false} {
+		b.fleet.Model("demo").Config.HandIDs, b.fleet.Model("demo").Config.Check.Disabled = nil, !asked
+		if d, _ := b.ask("/v1/chat/completions", long); d.Body != nil {
+			t.Errorf("asked %v: got ids by default for a worker that was not found to take them", asked)
+		}
 	}
 }
 

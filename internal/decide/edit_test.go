@@ -68,7 +68,7 @@ func TestAClientLeavesWhileItsBodyIsEdited(t *testing.T) {
 // Adding ids to a body ends with its client too: the copy that would be made is as large as the prompt.
 func TestIDsAreNotAddedForAClientThatIsGone(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
-	b.fleet.Model("demo").Config.HandIDs = true
+	b.fleet.Model("demo").Config.HandIDs = new(true)
 	ask := func(ctx context.Context) extproc.Decision {
 		d := b.Decide(ctx, b.request("/v1/completions", completion(40, "")))
 		if d.Ticket != nil {

@@ -537,7 +537,7 @@ func TestANewConversationWaitsForTheMemory(t *testing.T) {
 func TestIDsAreHandedOnAfterAWait(t *testing.T) {
 	for _, hand := range []bool{false, true} {
 		b := flowBench(t, "", "")
-		b.Fleet().Model("demo").Config.HandIDs = hand
+		b.Fleet().Model("demo").Config.HandIDs = &hand
 		running, _ := b.ask("/v1/completions", text("sea", 100))
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan extproc.Decision, 1)

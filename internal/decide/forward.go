@@ -171,7 +171,8 @@ func (w *work) rankEdits(e *fleet.Endpoint, free bool) []body.Edit {
 // edited is the body as edited so far, nil if unchanged; so is the result.
 func (w *work) forwardIDs(ctx context.Context, to *fleet.Member, edited []byte) []byte {
 	m, ids := w.in.model, w.tokens.whole()
-	if !w.in.known || m == nil || m.Tokens == nil || len(ids) == 0 || !m.TakesIDs(to, w.api) {
+	// By default only where the engine has no connector that might read what carries the ids.
+	if !w.in.known || m == nil || m.Tokens == nil || len(ids) == 0 || m.Config.HandIDs == nil && w.d.legs != nil || !m.TakesIDs(to, w.api, len(ids)) {
 		return edited
 	}
 	edits := m.Tokens.ForwardIDs(w.in.body, m.Engine, shape.Result{IDs: ids})

@@ -126,8 +126,8 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 func (w *work) slim() {
 	s := w.s
 	w.s = &scratch{hashes: slices.Clone(s.hashes), prefix: slices.Clone(s.prefix), exclude: slices.Clone(s.exclude), waited: true}
-	w.query.Prefix, w.query.Exclude, w.query.Subset = w.s.prefix, w.s.exclude, nil // each attempt sets the subset
-	if m := w.in.model; w.d.legs == nil && (m == nil || !m.Config.HandIDs) {       // nothing needs the ids again
+	w.query.Prefix, w.query.Exclude, w.query.Subset = w.s.prefix, w.s.exclude, nil                       // each attempt sets the subset
+	if m := w.in.model; w.d.legs == nil && (m == nil || m.Config.HandIDs == nil || !*m.Config.HandIDs) { // nothing needs the ids again
 		w.tokens.ids = nil
 	} else {
 		s.ids = nil // they may be there

@@ -32,8 +32,7 @@ type differing struct {
 	all     bool
 }
 
-// check is the comparison with one worker. It lives as long as the worker: a comparison
-// that is due while the worker is unavailable is made when it is back.
+// check is the comparison with a worker, while there is one. What is due while it is unavailable is made when it is back.
 type check struct {
 	checker    *shape.Checker
 	address    string
@@ -68,18 +67,15 @@ func (a *agreement) settle() {
 			next.workers[name] = true
 		}
 	}
-	if len(next.workers) == 0 {
-		a.differing.Store(nil)
-		return
+	if next.all = len(next.workers) == len(checks); len(next.workers) == 0 {
+		next = nil
 	}
-	next.all = len(next.workers) == len(checks)
 	a.differing.Store(next)
 }
 
 // end stops all checks.
 func (a *agreement) end() {
-	none := map[string]*check{}
-	for _, c := range a.replace(none) {
+	for _, c := range a.replace(map[string]*check{}) {
 		c.end()
 	}
 }
@@ -140,13 +136,12 @@ func (f *Fleet) compareAll(v *View) {
 }
 
 func (f *Fleet) newCheck(s *Model, m *Member) *check {
-	c := &check{address: m.Address, generation: m.Generation, done: make(chan struct{})}
-	worker := m.Name
+	c, worker := &check{address: m.Address, generation: m.Generation, done: make(chan struct{})}, m.Name
 	log := f.Log.With().Str("model", s.Config.Name).Str("worker", worker).Str("engine", m.Address).Logger()
 	prompts := log.Sample(&zerolog.BurstSampler{Burst: 1, Period: time.Minute}) // a client may provoke them
 	c.checker = shape.NewChecker(s.Tokens, &shape.Oracle{Engine: s.Engine, URL: "http://" + m.Address, Timeout: s.Config.Check.Timeout.Std()}, shape.CheckerOptions{
 		ModelName: s.Config.Name, Every: s.Config.Check.Every, Retry: s.Config.Check.Retry.Std(), Gate: f.comparing, Awake: c.ready.Load,
-		MaxBody: int(s.Config.Check.MaxBody), Cache: f.Cache, HandIDs: s.Config.HandIDs,
+		MaxBody: int(s.Config.Check.MaxBody), Cache: f.Cache,
 		OnCheck: func(api body.API, diff *shape.Difference, err error) {
 			outcome := "equal"
 			switch {
@@ -194,11 +189,18 @@ func (m *Model) Differs(worker *Member) bool {
 	return worker != nil && m.agreement.differs(worker.Name)
 }
 
-// TakesIDs reports whether the worker is given the ids of requests of an API: if the configuration says so, and it was found
-// to answer as without them. Where workers are not asked it is given those of chats and completions.
-func (m *Model) TakesIDs(worker *Member, api body.API) bool {
-	if !m.Config.HandIDs || worker == nil || m.Config.Check.Disabled {
-		return m.Config.HandIDs && (api == body.Chat || api == body.Completions)
+const longPrompt = 4096 // tokens; see TakesIDs and docs/tokens.md
+
+// TakesIDs reports whether the worker is given the ids of a prompt of n tokens: if it was found to answer as without them, and
+// the configuration says so or says nothing, the prompt is long and the engine is vLLM. Workers that are not asked are given
+// those of chats and completions if it says so.
+func (m *Model) TakesIDs(worker *Member, api body.API, n int) bool {
+	hand := m.Config.HandIDs
+	switch {
+	case hand == nil && (n < longPrompt || m.Engine != shape.VLLM), hand != nil && !*hand:
+		return false
+	case worker == nil || m.Config.Check.Disabled:
+		return hand != nil && (api == body.Chat || api == body.Completions)
 	}
 	c := m.agreement.all()[worker.Name]
 	return c != nil && c.checker.TakesIDs(api)

@@ -48,8 +48,6 @@ type CheckerOptions struct {
 	MaxBody int
 	// Cache is used for the model's ids, so that it is compared, too; may be nil.
 	Cache *conv.Cache
-	// HandIDs: find out whether the engine takes ids. See Checker.TakesIDs.
-	HandIDs bool
 	// Awake reports whether a retry makes sense now; nil: always.
 	Awake func() bool
 	// Gate, if not nil, is a semaphore that limits concurrent checks among the checkers that share it.
@@ -74,7 +72,7 @@ type Checker struct {
 	samples chan []byte   // API in the first byte, then the body
 	again   chan struct{} // a check is requested
 
-	taken atomic.Uint32 // 1 << API for each of which the engine takes ids
+	wanted, taken atomic.Uint32 // 1 << API for each whose ids are wanted, and of which the engine takes ids
 	// differing is how many of recent differ, closer how many requests are compared without skipping any.
 	differing, closer atomic.Int32
 
@@ -214,10 +212,8 @@ func (c *Checker) Check(ctx context.Context) State {
 		c.recent = nil
 		c.closer.Store(maxRecent)
 	default:
-		if c.options.HandIDs {
-			c.unanswered, c.repeats = c.probe(ctx, ^uint32(0)), maxRepeats
-		}
-		c.set(Agrees, nil)
+		c.set(Agrees, nil) // first, so that TakesIDs asks for what is not probed now
+		c.unanswered, c.repeats = c.probe(ctx, c.wanted.Load()), maxRepeats
 	}
 	return c.State()
 }

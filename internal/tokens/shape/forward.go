@@ -103,9 +103,16 @@ func (c *Checker) probe(ctx context.Context, apis uint32) (unanswered uint32) {
 }
 
 // TakesIDs reports whether the engine was found to take the ids of an API, and none of the prompts
-// that were compared last differed.
+// that were compared last differed. The first call for an API makes Run find out.
 func (c *Checker) TakesIDs(api body.API) bool {
-	return c.taken.Load()&(1<<api) != 0 && c.Usable() && c.differing.Load() == 0
+	bit := uint32(1) << api
+	if !c.Usable() || c.differing.Load() != 0 {
+		return false
+	}
+	if c.wanted.Load()&bit == 0 && c.wanted.Or(bit)&bit == 0 && c.State() == Agrees {
+		c.Recheck()
+	}
+	return c.taken.Load()&bit != 0
 }
 
 // AppendIDs appends ids as a JSON array.

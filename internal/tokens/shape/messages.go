@@ -56,12 +56,11 @@ func (m *Model) shapeMessages(in input, kind shapeKind, p *plan, shape shaper) (
 	out := make([]jinja.Value, 0, in.Count)
 	var first error
 	body.EachItem(raw, func(item []byte) {
-		if first != nil {
-			return
+		if first == nil {
+			var v jinja.Value
+			v, first = shaped(in, nil, item, shape)
+			out = append(out, v)
 		}
-		var v jinja.Value
-		v, first = shaped(in, nil, item, shape)
-		out = append(out, v)
 	})
 	return out, first
 }

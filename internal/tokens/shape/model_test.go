@@ -588,7 +588,7 @@ func TestOnlyEnginesThatTakeIDsAreGivenThem(t *testing.T) {
 			var c *Checker
 			ticks := 0
 			failed, questions, messages = false, 0, 0
-			c = NewChecker(m, &Oracle{Engine: VLLM, URL: engine.URL}, CheckerOptions{ModelName: "m", HandIDs: asked, Retry: time.Millisecond, Awake: func() bool {
+			c = NewChecker(m, &Oracle{Engine: VLLM, URL: engine.URL}, CheckerOptions{ModelName: "m", Retry: time.Millisecond, Awake: func() bool {
 				if ticks++; ticks > 2*maxRepeats {
 					cancel()
 				}
@@ -597,6 +597,11 @@ func TestOnlyEnginesThatTakeIDsAreGivenThem(t *testing.T) {
 				}
 				return ctx.Err() == nil
 			}})
+			for _, api := range all {
+				if asked && c.TakesIDs(api) {
+					t.Errorf("%s, %v: got ids for an engine that was not asked", name, api)
+				}
+			}
 			c.Run(ctx)
 			if c.State() != Agrees || questions != len(builtIn("m")) {
 				t.Errorf("%s: got state %v after %d questions, want agrees after each once", name, c.State(), questions)

@@ -77,11 +77,10 @@ var profiles = [...]*profile{
 		textOnly: func(kind string) string {
 			return "Model only supports text input; received unsupported content type '" + kind + "'."
 		},
-		idsField:     []string{body.FieldInputIDs.String()},
-		tokenizePath: "/v1/tokenize",
-		tokenizeFields: append(slices.Clip(tokenizeFields), body.FieldReasoningEffort, body.FieldReasoning,
-			body.FieldToolChoice),
-		cacheRules: sglangCacheRules,
+		idsField:       []string{body.FieldInputIDs.String()},
+		tokenizePath:   "/v1/tokenize",
+		tokenizeFields: append(slices.Clip(tokenizeFields), body.FieldReasoningEffort, body.FieldReasoning, body.FieldToolChoice),
+		cacheRules:     sglangCacheRules,
 	},
 	TRTLLM: {
 		parse:        func(texts *[]byte, raw []byte) (jinja.Value, error) { return jinja.ParseJSONInto(texts, raw, false) },

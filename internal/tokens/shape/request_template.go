@@ -94,12 +94,9 @@ func (c *templateCache) Get(source string) (*template, bool) {
 
 // Add stores a template, unless its source alone exceeds keptTemplates.
 func (c *templateCache) Add(source string, t *template) {
-	if len(source) > keptTemplates {
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.entries.Contains(source) { // another request was faster
+	if len(source) > keptTemplates || c.entries.Contains(source) { // another request was faster
 		return
 	}
 	for c.bytes += len(source); c.bytes > keptTemplates; {

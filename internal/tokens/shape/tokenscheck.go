@@ -16,22 +16,19 @@ func TokensCheck(ctx context.Context, w io.Writer, m *Model, oracle *Oracle, mod
 	c := NewChecker(m, oracle, CheckerOptions{ModelName: modelName})
 	compared := 0
 	for _, q := range builtIn(modelName) {
-		d, err := c.compare(ctx, q)
-		raw := q[1:]
-		switch {
+		verdict, detail := "same   ", ""
+		switch d, err := c.compare(ctx, q); {
 		case errors.Is(err, errNotComparable):
-			_, err = fmt.Fprintf(w, "refused %v %s\n", body.API(q[0]), raw)
+			verdict = "refused"
+			compared--
 		case err != nil:
 			return differ, err
 		case d != nil:
+			verdict, detail = "differs", fmt.Sprintf("  %v\n", d)
 			differ++
-			compared++
-			_, err = fmt.Fprintf(w, "differs %v %s\n  %v\n", body.API(q[0]), raw, d)
-		default:
-			compared++
-			_, err = fmt.Fprintf(w, "same    %v %s\n", body.API(q[0]), raw)
 		}
-		if err != nil {
+		compared++
+		if _, err = fmt.Fprintf(w, "%s %v %s\n%s", verdict, body.API(q[0]), q[1:], detail); err != nil {
 			return differ, err
 		}
 	}
