@@ -44,7 +44,7 @@ func TestTokensCheckTellsWhatDiffers(t *testing.T) {
 		if wrong.Load() {
 			ids[0]++
 		}
-		_, _ = fmt.Fprintf(w, `{"tokens":%s}`, shape.AppendIDs(nil, ids))
+		_, _ = fmt.Fprintf(w, `{"tokens":%s}`, body.AppendIDList(nil, ids))
 	}))
 	defer http.DefaultClient.CloseIdleConnections()
 	defer engine.Close()

@@ -147,7 +147,7 @@ func unusable(s *Side, what string) error {
 func set(raw string, path ...string) body.Edit { return body.Set([]byte(raw), path...) }
 
 func setText(text string, path ...string) body.Edit {
-	return body.Set(quoted(text), path...)
+	return body.Set(body.AppendQuoted(nil, text), path...)
 }
 
 func setNumber[T int | int64 | uint64](n T, path ...string) body.Edit {

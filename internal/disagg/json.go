@@ -2,33 +2,10 @@ package disagg
 
 import (
 	"bytes"
-	"encoding/json"
-	"slices"
 	"strconv"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
-
-// quoted returns a text as a JSON string.
-func quoted(text string) []byte {
-	raw, err := json.Marshal(text)
-	if err != nil { // a string always encodes
-		return []byte(`""`)
-	}
-	return raw
-}
-
-// appendIDs appends a JSON list of ids, followed by more.
-func appendIDs(dst []byte, ids []uint32, more ...uint32) []byte {
-	dst = append(dst, '[')
-	for i, id := range append(slices.Clip(ids), more...) {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = strconv.AppendUint(dst, uint64(id), 10)
-	}
-	return append(dst, ']')
-}
 
 // present reports whether a member exists and is not null.
 func present(raw []byte) bool { return len(raw) > 0 && raw[0] != 'n' }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -45,7 +46,7 @@ func lmcachePrefill(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 		leg.Edits = append(leg.Edits, chatOnly...)
 	}
 	leg.Path = completionsPath(x.Path)
-	leg.Edits = append(leg.Edits, remove("truncate_prompt_tokens"), body.Set(appendIDs(nil, x.IDs), "prompt"),
+	leg.Edits = append(leg.Edits, remove("truncate_prompt_tokens"), body.Set(body.AppendIDList(nil, x.IDs), "prompt"),
 		set(`{"ret_first_tok":true}`, kvParams), body.Set(spec, kvParams, "disagg_spec"))
 	return leg, nil
 }
@@ -100,7 +101,7 @@ func lmcacheDecode(p *Protocol, x *Exchange, a *Answer) (Leg, error) {
 // shrink by one. A missing limit stays missing.
 func appended(x *Exchange, first uint32) (Leg, error) {
 	r := x.Request
-	ids := appendIDs(nil, x.IDs, first)
+	ids := body.AppendIDList(nil, append(slices.Clip(x.IDs), first))
 	var edits []body.Edit
 	if r.API == body.Chat {
 		edits = append(edits, set(`{}`, kvParams), body.Set(ids, kvParams, "prompt_token_ids"))

@@ -59,7 +59,7 @@ func room(x *Exchange, i int) uint64 {
 // bootstrapLeg is the request for one of the sides. The two differ only in the rank on
 // /generate, where SGLang does not read the header.
 func bootstrapLeg(x *Exchange, to *Side) Leg {
-	host, port := quoted(x.Prefill.host()), fmt.Append(nil, x.Prefill.bootstrapPort())
+	host, port := body.AppendQuoted(nil, x.Prefill.host()), fmt.Append(nil, x.Prefill.bootstrapPort())
 	var leg Leg
 	if n, list := prompts(x.Request); list {
 		hosts, ports, rooms := []byte{'['}, []byte{'['}, []byte{'['}

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/workers"
@@ -26,7 +28,7 @@ const maxReplays = 8
 type feeds struct {
 	ctx    context.Context
 	cancel context.CancelFunc
-	limit  *feed.Limit
+	limit  *semaphore.Weighted
 	push   *feed.PushServer
 
 	mu      sync.Mutex
@@ -51,7 +53,7 @@ type feedHandle struct {
 
 func newFeeds() *feeds {
 	f := &feeds{
-		limit: feed.NewLimit(maxReplays), running: map[string]*feedHandle{}, warm: map[kvindex.Target]warmTarget{},
+		limit: semaphore.NewWeighted(maxReplays), running: map[string]*feedHandle{}, warm: map[kvindex.Target]warmTarget{},
 	}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.push = feed.NewPushServer(f.accept)

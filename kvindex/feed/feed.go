@@ -305,10 +305,12 @@ func (f *Feed) startReplay(ctx context.Context, a Action) {
 }
 
 func (f *Feed) runReplay(ctx context.Context, a Action) error {
-	if !f.src.Replays.acquire(ctx.Done()) {
-		return ctx.Err()
+	if all := f.src.Replays; all != nil {
+		if err := all.Acquire(ctx, 1); err != nil {
+			return err
+		}
+		defer all.Release(1)
 	}
-	defer f.src.Replays.release()
 	ctx, cancel := context.WithTimeout(ctx, f.src.ReplayTotal)
 	defer cancel()
 	opt := f.src.Conn

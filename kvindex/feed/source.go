@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed/zmtp"
 )
@@ -55,31 +57,7 @@ type Source struct {
 	// defaults 2 min and 2 s. An engine polls its replay socket every 0.1 s.
 	ReplayTotal, ReplayIdle time.Duration
 	// Replays limits the concurrent replays in the process; nil means no limit.
-	Replays *Limit
-}
-
-// Limit is a semaphore: the maximum number of concurrent operations.
-type Limit struct{ slots chan struct{} }
-
-// NewLimit returns a Limit of n concurrent operations.
-func NewLimit(n int) *Limit { return &Limit{make(chan struct{}, n)} }
-
-func (l *Limit) acquire(done <-chan struct{}) bool {
-	if l == nil {
-		return true
-	}
-	select {
-	case l.slots <- struct{}{}:
-		return true
-	case <-done:
-		return false
-	}
-}
-
-func (l *Limit) release() {
-	if l != nil {
-		<-l.slots
-	}
+	Replays *semaphore.Weighted
 }
 
 func (s *Source) setDefaults() {

@@ -16,15 +16,15 @@ type Failure struct {
 func AppendFailure(dst []byte, api API, f Failure) []byte {
 	if api == Messages || api == CountTokens {
 		dst = append(dst, `{"type":"error","error":{"type":`...)
-		dst = appendQuoted(dst, f.Type)
+		dst = AppendQuoted(dst, f.Type)
 		dst = append(dst, `,"message":`...)
-		dst = appendQuoted(dst, f.Message)
+		dst = AppendQuoted(dst, f.Message)
 		return append(dst, "}}"...)
 	}
 	dst = append(dst, `{"error":{"message":`...)
-	dst = appendQuoted(dst, f.Message)
+	dst = AppendQuoted(dst, f.Message)
 	dst = append(dst, `,"type":`...)
-	dst = appendQuoted(dst, f.Type)
+	dst = AppendQuoted(dst, f.Type)
 	dst = append(dst, `,"param":`...)
 	dst = appendOptional(dst, f.Param)
 	dst = append(dst, `,"code":`...)
@@ -36,10 +36,11 @@ func appendOptional(dst []byte, text string) []byte {
 	if text == "" {
 		return append(dst, "null"...)
 	}
-	return appendQuoted(dst, text)
+	return AppendQuoted(dst, text)
 }
 
-func appendQuoted(dst []byte, text string) []byte {
+// AppendQuoted appends a text as a JSON string.
+func AppendQuoted(dst []byte, text string) []byte {
 	quoted, err := json.Marshal(text)
 	if err != nil { // encoding a string cannot fail
 		return append(dst, `""`...)

@@ -4,7 +4,20 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 )
+
+// AppendIDList appends ids as a JSON array.
+func AppendIDList(dst []byte, ids []uint32) []byte {
+	dst = append(dst, '[')
+	for i, id := range ids {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendUint(dst, uint64(id), 10)
+	}
+	return append(dst, ']')
+}
 
 // AppendIDs appends the token ids of raw, a checked JSON array of non-negative integers below 2³².
 func AppendIDs(dst []uint32, raw []byte) ([]uint32, error) {

@@ -197,7 +197,7 @@ func (c *compiler) output(s scope, n *node) []stmt {
 		if part.kind == nodeData || part.kind == nodeConst {
 			text := part.name
 			if part.kind == nodeConst {
-				text = string(appendStr(nil, part.value))
+				text = string(AppendStr(nil, part.value))
 			}
 			steps = append(steps, func(f *frame) signal {
 				f.m.write(text)
@@ -378,11 +378,6 @@ type macroCode struct {
 	explicitCaller bool
 }
 
-type macroObject struct {
-	code  *macroCode
-	frame *frame
-}
-
 func (c *compiler) macro(s scope, n *node) *macroCode {
 	fn := &funcScope{parent: s.sym.fn}
 	in := s.inner(fn)
@@ -427,8 +422,8 @@ func (c *compiler) macro(s scope, n *node) *macroCode {
 }
 
 func (code *macroCode) bind(f *frame) Value {
-	object := &macroObject{code: code, frame: f}
-	return Value{kind: kindCallable, p: unsafe.Pointer(&callable{isMacro: true, macro: object})}
+	call := func(m *machine, a *arguments) Value { return code.call(m, f, a) }
+	return Value{kind: kindCallable, p: unsafe.Pointer(&callable{isMacro: true, call: call})}
 }
 
 func (c *compiler) macroStatement(s scope, n *node) stmt {

@@ -183,11 +183,7 @@ func (m *machine) call(v Value, a *arguments) Value {
 	m.step()
 	switch v.kind {
 	case kindCallable:
-		fn := (*callable)(v.p)
-		if fn.isMacro {
-			return m.callMacro(fn.macro, a)
-		}
-		return fn.call(m, a)
+		return (*callable)(v.p).call(m, a)
 	case kindLoop:
 		raisef("TypeError", "The loop must have the 'recursive' marker to be called recursively.")
 	case KindUndefined:
@@ -197,10 +193,10 @@ func (m *machine) call(v Value, a *arguments) Value {
 	return Value{}
 }
 
-func (m *machine) callMacro(o *macroObject, a *arguments) Value {
+// call runs a macro; parent is the frame in which it was defined.
+func (code *macroCode) call(m *machine, parent *frame, a *arguments) Value {
 	m.enterCall()
-	code := o.code
-	f := m.newFrame(code.fn, o.frame)
+	f := m.newFrame(code.fn, parent)
 	missing := Value{kind: kindMissing}
 	used := make([]bool, len(a.kw))
 	keyword := func(name string) (Value, bool) {

@@ -5,8 +5,7 @@ import "unsafe"
 // callable is a macro, a global function or a method bound to its value.
 type callable struct {
 	isMacro bool
-	builtin bool         // a method of a built-in type
-	macro   *macroObject // only if isMacro
+	builtin bool // a method of a built-in type
 	call    func(m *machine, a *arguments) Value
 }
 

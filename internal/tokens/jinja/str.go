@@ -4,8 +4,8 @@ import (
 	"strings"
 )
 
-// appendStr is Python's str(v) for a value whose text is bounded.
-func appendStr(dst []byte, v Value) []byte {
+// AppendStr appends Python's str of v, whose text is bounded.
+func AppendStr(dst []byte, v Value) []byte {
 	m := &machine{maxOutput: defaultMaxOutput, steps: defaultMaxSteps, memory: defaultMaxMemory}
 	return m.appendStr(dst, v)
 }
@@ -93,6 +93,3 @@ func (m *machine) appendEntries(dst []byte, d *Dict, depth int) []byte {
 	}
 	return dst
 }
-
-// AppendStr appends Python's str of v.
-func AppendStr(dst []byte, v Value) []byte { return appendStr(dst, v) }

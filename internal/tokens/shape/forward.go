@@ -39,7 +39,7 @@ func (m *Model) ForwardIDs(req *body.Request, engine Engine, res Result) []body.
 	default:
 		return nil
 	}
-	return []body.Edit{body.Set(AppendIDs(make([]byte, 0, 7*len(res.IDs)+2), res.IDs), field...)}
+	return []body.Edit{body.Set(body.AppendIDList(make([]byte, 0, 7*len(res.IDs)+2), res.IDs), field...)}
 }
 
 // probes are requests of which an engine computes one token: an API, its path, and the member of the answer that does not
@@ -113,16 +113,4 @@ func (c *Checker) TakesIDs(api body.API) bool {
 		c.Recheck()
 	}
 	return c.taken.Load()&bit != 0
-}
-
-// AppendIDs appends ids as a JSON array.
-func AppendIDs(dst []byte, ids []uint32) []byte {
-	dst = append(dst, '[')
-	for i, id := range ids {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = strconv.AppendUint(dst, uint64(id), 10)
-	}
-	return append(dst, ']')
 }

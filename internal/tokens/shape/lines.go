@@ -35,7 +35,7 @@ func TokenizeLines(r io.Reader, w io.Writer, tok *bpe.Tokenizer, addSpecial bool
 		if ids, err = tok.Encode(ids[:0], string(text), addSpecial); err != nil {
 			return dst, err
 		}
-		return append(AppendIDs(append(dst, `{"ids":`...), ids), '}'), nil
+		return append(body.AppendIDList(append(dst, `{"ids":`...), ids), '}'), nil
 	})
 }
 
@@ -67,7 +67,7 @@ func RenderLines(r io.Reader, w io.Writer, m *Model, opts RenderOptions) error {
 		}
 		dst = appendString(append(dst, `{"prompt":`...), res.Text)
 		if opts.IDs {
-			dst = AppendIDs(append(dst, `,"ids":`...), res.IDs)
+			dst = body.AppendIDList(append(dst, `,"ids":`...), res.IDs)
 		}
 		if res.Partial != "" {
 			dst = appendString(append(dst, `,"partial":`...), res.Partial)

@@ -570,7 +570,7 @@ func TestOnlyEnginesThatTakeIDsAreGivenThem(t *testing.T) {
 			case err != nil || name == "refuses" && given:
 				w.WriteHeader(http.StatusBadRequest)
 			case api == body.Tokenize:
-				fmt.Fprintf(w, `{"tokens":%s}`, AppendIDs(nil, res.IDs))
+				fmt.Fprintf(w, `{"tokens":%s}`, body.AppendIDList(nil, res.IDs))
 				return
 			case given && (name == "ignores" || name == "ignores those of responses" && api == body.Responses):
 				res.IDs = res.IDs[:1]

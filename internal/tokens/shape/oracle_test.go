@@ -59,11 +59,11 @@ func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case !render:
-		_, _ = fmt.Fprintf(w, `{"count":%d,"max_model_len":1024,"tokens":%s}`, len(ids), AppendIDs(nil, ids))
+		_, _ = fmt.Fprintf(w, `{"count":%d,"max_model_len":1024,"tokens":%s}`, len(ids), body.AppendIDList(nil, ids))
 	case api == body.Completions:
-		_, _ = fmt.Fprintf(w, `[{"request_id":"x","token_ids":%s}]`, AppendIDs(nil, ids))
+		_, _ = fmt.Fprintf(w, `[{"request_id":"x","token_ids":%s}]`, body.AppendIDList(nil, ids))
 	default:
-		_, _ = fmt.Fprintf(w, `{"request_id":"x","token_ids":%s}`, AppendIDs(nil, ids))
+		_, _ = fmt.Fprintf(w, `{"request_id":"x","token_ids":%s}`, body.AppendIDList(nil, ids))
 	}
 }
 
