@@ -108,7 +108,7 @@ type Decision struct {
 	Ticket Ticket
 }
 
-// Wait is a decision that is not made yet. A request that waits so, and not inside of Decide,
+// Wait is a decision that is not made yet. A request that waits in this way, and not inside of Decide,
 // needs no deep stack: the goroutine of its stream has returned from all that was called.
 type Wait struct {
 	// Ready is closed when the decision can be made.

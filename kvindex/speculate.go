@@ -78,7 +78,7 @@ func (q *claimQueue) take(number uint64) (claim, bool) {
 //
 // Speculate does not wait for another writer. Lookups that begin after it has returned see the
 // credit, unless another change was running: then at the latest when that one has been made.
-// While prompts of MaxSpeculative blocks wait so, further ones get no credit.
+// While credited prompts of MaxSpeculative blocks wait for their events, further prompts get no credit.
 func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) Credit {
 	return x.SpeculatePrompt(s, hashes, len(hashes)*x.cfg.BlockSize+1, now)
 }

@@ -181,7 +181,7 @@ type Pick struct {
 	// Then compares targets of equal cost: queue (with 1 % of the resident tokens),
 	// work, active or nothing; less wins.
 	Then Then `json:"then" yaml:"then"`
-	// Ties decides between what is still equal.
+	// Ties chooses among the targets that Then leaves equal.
 	Ties Ties `json:"ties" yaml:"ties"`
 	// Seed is what random ties are seeded with: request, or conversation (a request
 	// without one falls back to its id), which makes them a consistent hash.

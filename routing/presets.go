@@ -178,7 +178,7 @@ var presets = map[string]func() Policy{
 		p.WorkerCost = p.Cost
 		return p
 	},
-	// For decode pools: room first, half a token's price for what must be sent.
+	// For decode pools: free memory counts most; a token that has to be transferred costs half of one that is computed.
 	"decode": func() Policy {
 		p := neutral()
 		p.Cost.Miss, p.Cost.Queue, p.Cost.KV = 0.5, 1, 1

@@ -27,7 +27,7 @@ const retryOverdue = 2 * time.Second
 
 // UnmetError means that no target is predicted to give the first token in time.
 type UnmetError struct {
-	// TTFT is the request's target, Best the least time predicted, its wait so far included.
+	// TTFT is the request's target. Best is the lowest prediction of any target, the request's wait so far included.
 	TTFT, Best time.Duration
 	// RetryAfter is when the best target is expected to meet it, 1 s to 30 s.
 	RetryAfter time.Duration

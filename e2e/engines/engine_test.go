@@ -145,7 +145,7 @@ func launch(t *testing.T, k *kind) *engine {
 		cmd.Args = append(append(cmd.Args, "--"), k.further...)
 	}
 	cmd.Stdout, cmd.Stderr = log, log
-	// A group of its own: the engine's many processes end with it.
+	// The engine starts many processes. In a process group of their own, one signal ends them all.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	e.began = time.Now()
 	if err := cmd.Start(); err != nil {

@@ -129,8 +129,8 @@ func blockIDs(ids []int, name uint64) []int {
 	return ids
 }
 
-// fit measures single requests, three of each length, and returns the engine by the fastest ones; overhead is the time to the
-// first token beyond the step.
+// fit measures single requests, three of each length, and fits the simulated engine to the fastest of each. overhead is how much
+// longer the first token takes than the engine's step.
 func (b *bed) fit() (e replay.Engine, overhead float64) {
 	sizes := []int{32, 512, 1024, 2048}
 	first := make([]float64, len(sizes))

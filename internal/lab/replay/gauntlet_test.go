@@ -111,7 +111,7 @@ func TestGauntletPage(t *testing.T) {
 	}
 }
 
-// TestStandings compares two rules over two cells, with a bound that does not count.
+// TestStandings compares two rules over two cells. The oracle, which bounds both, has no place among them.
 func TestStandings(t *testing.T) {
 	cell := func(name string, a, b, oracle float64) *Report {
 		r := &Report{Workload: name}

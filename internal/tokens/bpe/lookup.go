@@ -86,8 +86,8 @@ func (enc *encoder) words(dst []uint32, s string, at, end int) []uint32 {
 // that the cache misses overlap.
 const batch = 32
 
-// lookup appends the ids of the words of text that start at from and end at ends. With parts they
-// are parts of words, which are not cut further.
+// lookup appends the ids of the words of text that start at from and end at ends. parts reports that
+// they are parts of words already, and are not split again.
 func (enc *encoder) lookup(dst []uint32, text []byte, from int, ends []uint32, parts bool) []uint32 {
 	var found [batch]uint64
 	short := enc.t.short

@@ -109,8 +109,8 @@ func (enc *encoder) fresh(dst []uint32, s string, at, end int) []uint32 {
 	return enc.words(dst, s, at, end)
 }
 
-// get appends the ids of a stretch if they are cached; otherwise keep reports whether they are to
-// be: the stretch was seen before, or nothing is evicted for it.
+// get appends the ids of a stretch if they are cached. Otherwise keep reports whether the caller should
+// cache them: the stretch was seen before, or there is room for it without an eviction.
 func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, keep bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -69,7 +69,7 @@ var vllmCacheRules = []cacheRule{
 		return vllmUnread, given(r.Member(body.FieldSamplingParams, "prompt_logprobs")) ||
 			given(r.Member(body.FieldSamplingParams, "prompt_logprob_token_ids"))
 	}},
-	// PoolingParams.verify (vllm/pooling_params.py). Without a task it is the model's, usually one for each token.
+	// PoolingParams.verify (vllm/pooling_params.py). A request without a task gets the model's, which usually pools each token.
 	{body.Pooling, func(r *body.Request) (CacheUse, bool) {
 		task := body.Text(r.Get("task"))
 		return vllmUnread, task != "embed" && task != "classify"

@@ -40,8 +40,8 @@ func mistralFiles(t *testing.T, name string) fs.FS {
 	return files
 }
 
-// TestMistralMedia: a prompt is known up to the message with the first medium, and completions of a
-// folder with both tokenizers have the ids of Mistral's one with vLLM only.
+// TestMistralMedia: a prompt is known up to the message with the first medium. If a folder holds two
+// tokenizers, vLLM tokenizes completions with Mistral's, and SGLang with the other one.
 func TestMistralMedia(t *testing.T) {
 	t.Parallel()
 	m, err := shape.Load(fstest.MapFS{
