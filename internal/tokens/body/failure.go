@@ -1,6 +1,9 @@
 package body
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"fmt"
+)
 
 // Failure is an error response in the format that the API's clients expect.
 type Failure struct {
@@ -14,29 +17,17 @@ type Failure struct {
 // AppendFailure appends the JSON body of f, in Anthropic's format for Messages and CountTokens
 // and in OpenAI's for all other APIs.
 func AppendFailure(dst []byte, api API, f Failure) []byte {
+	kind, message := AppendQuoted(nil, f.Type), AppendQuoted(nil, f.Message)
 	if api == Messages || api == CountTokens {
-		dst = append(dst, `{"type":"error","error":{"type":`...)
-		dst = AppendQuoted(dst, f.Type)
-		dst = append(dst, `,"message":`...)
-		dst = AppendQuoted(dst, f.Message)
-		return append(dst, "}}"...)
+		return fmt.Appendf(dst, `{"type":"error","error":{"type":%s,"message":%s}}`, kind, message)
 	}
-	dst = append(dst, `{"error":{"message":`...)
-	dst = AppendQuoted(dst, f.Message)
-	dst = append(dst, `,"type":`...)
-	dst = AppendQuoted(dst, f.Type)
-	dst = append(dst, `,"param":`...)
-	dst = appendOptional(dst, f.Param)
-	dst = append(dst, `,"code":`...)
-	dst = appendOptional(dst, f.Code)
-	return append(dst, "}}"...)
-}
-
-func appendOptional(dst []byte, text string) []byte {
-	if text == "" {
-		return append(dst, "null"...)
+	orNull := func(text string) []byte {
+		if text == "" {
+			return []byte("null")
+		}
+		return AppendQuoted(nil, text)
 	}
-	return AppendQuoted(dst, text)
+	return fmt.Appendf(dst, `{"error":{"message":%s,"type":%s,"param":%s,"code":%s}}`, message, kind, orNull(f.Param), orNull(f.Code))
 }
 
 // AppendQuoted appends a text as a JSON string.

@@ -243,10 +243,9 @@ func blocksText(v jinja.Value, sep string) string {
 	blocks, _ := v.AsList()
 	var texts []string
 	for i := range blocks {
-		if d, ok := blocks[i].AsDict(); ok {
-			if text, has, _ := textOf(d, "text"); has {
-				texts = append(texts, text)
-			}
+		d, _ := blocks[i].AsDict()
+		if text, has, _ := textOf(d, "text"); has {
+			texts = append(texts, text)
 		}
 	}
 	return strings.Join(texts, sep)

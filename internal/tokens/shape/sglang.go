@@ -77,7 +77,8 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	if tools != nil {
 		p.vars.Set("tools", jinja.List(tools))
 		for i := range tools {
-			p.flat = append(p.flat, functionOf(tools[i]))
+			tool, _ := tools[i].AsDict()
+			p.flat = append(p.flat, member(tool, "function"))
 		}
 	}
 	p.vars.Set("add_generation_prompt", jinja.Bool(add))
@@ -140,20 +141,13 @@ func (m *Model) sglangVars(in input, template *template) (*jinja.Dict, error) {
 	if err != nil {
 		return nil, err
 	}
-	merged := new(jinja.Dict)
-	if kwargs != nil {
-		merged = kwargs.Clone()
-	}
+	merged := kwargs.Clone()
 	effort, thinking, err := sglangEffort(in)
 	if err != nil {
 		return nil, err
 	}
 	if !thinking.IsNone() {
-		for _, key := range [...]string{"thinking", "enable_thinking"} {
-			if _, given := merged.Get(key); !given {
-				merged.Set(key, thinking)
-			}
-		}
+		rest(merged, thinks(thinking))
 	}
 	vars := m.config.specialTokens()
 	vars.Set("documents", jinja.None())
@@ -183,6 +177,9 @@ func (m *Model) sglangVars(in input, template *template) (*jinja.Dict, error) {
 	})
 	return vars, refusal
 }
+
+// thinks returns the arguments that switch a template's thinking on or off.
+func thinks(on jinja.Value) *jinja.Dict { return dict(kv{"thinking", on}, kv{"enable_thinking", on}) }
 
 var sglangEfforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"}
 
@@ -324,15 +321,6 @@ func sglangTool(v jinja.Value) (jinja.Value, error) {
 		fn.Set("defer_loading", deferred)
 	}
 	return object(kv{"type", jinja.String(kind)}, kv{"function", jinja.FromDict(fn)}, kv{"defer_loading", deferred}), nil
-}
-
-func functionOf(tool jinja.Value) jinja.Value {
-	if d, ok := tool.AsDict(); ok {
-		if f, ok := d.Get("function"); ok {
-			return f
-		}
-	}
-	return tool
 }
 
 // sglangShape builds the message that SGLang passes to the template: the declared fields that are

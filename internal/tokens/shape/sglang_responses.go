@@ -73,14 +73,10 @@ func (m *Model) sglangResponse(in input) (fields *jinja.Dict, partial string, er
 			fields.Set("reasoning_effort", effort)
 		}
 		if textAt(d, "reasoning_effort") == "none" && !member(d, "effort").Truth() {
-			off := dict(kv{"thinking", jinja.Bool(false)}, kv{"enable_thinking", jinja.Bool(false)})
 			existing, _ := kwargs.AsDict()
-			existing.Range(func(k, v jinja.Value) bool {
-				key, _ := k.AsString()
-				off.Set(key, v)
-				return true
-			})
-			fields.Set("chat_template_kwargs", jinja.FromDict(off))
+			merged := existing.Clone()
+			rest(merged, thinks(jinja.Bool(false)))
+			fields.Set("chat_template_kwargs", jinja.FromDict(merged))
 		}
 	}
 	return fields, "", err

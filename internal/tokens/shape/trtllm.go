@@ -47,9 +47,7 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 		return nil, err
 	}
 	p.vars = m.config.specialTokens()
-	if kwargs != nil {
-		rest(p.vars, kwargs)
-	}
+	rest(p.vars, kwargs)
 	p.vars.Set("messages", jinja.List(shown))
 	p.vars.Set("tools", jinja.None())
 	if haveTools {

@@ -95,9 +95,6 @@ func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Di
 	if err != nil {
 		return nil, err
 	}
-	if kwargs == nil {
-		kwargs = new(jinja.Dict)
-	}
 	merged := kwargs.Clone()
 	if !tokenize {
 		documents, err := vllmDocuments(in)
