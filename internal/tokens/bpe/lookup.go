@@ -10,7 +10,7 @@ import (
 // maxWord bytes, and those with more ids than an entry has room for, in a store. Longer words are
 // never cached, so a hostile prompt cannot fill the memory.
 const (
-	frontBits = 16 // two entries share a bucket, also in broad
+	frontBits = 15 // two entries share a bucket, also in broad
 	frontSize = 15
 	frontIDs  = 2 * perWord
 	broadBits = 13
