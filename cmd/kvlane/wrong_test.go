@@ -153,6 +153,7 @@ func TestSilentFailures(t *testing.T) {
 	odd := engine(enginesim.Options{Model: "demo", BlockSize: 24})
 	untrue := engine(enginesim.Options{Model: "demo", Faults: enginesim.Faults{WrongBlockSize: 24}})
 	ranks := engine(enginesim.Options{Model: "demo", Ranks: 2})
+	replays := engine(enginesim.Options{Model: "demo", ReplayEndpoint: "tcp://127.0.0.1:0"})
 	later := engine(enginesim.Options{Model: "demo", Ranks: 2, StartRank: 4})
 	sglang := engine(enginesim.Options{Model: "demo", Engine: enginesim.SGLang, Ranks: 2})
 	of := func(e *enginesim.Engine, more string) string {
@@ -197,6 +198,9 @@ func TestSilentFailures(t *testing.T) {
 			"worker w: not ready at 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused", "not_ready"},
 		{"another server at the address", "another server at the address", fmt.Sprintf(`address: %q, %s`, sim.SideAddr(), events), `GET /health: status 404`, "GET /health: status 404", "not_ready"},
 		{"the worker's address", "an address that does not answer", fmt.Sprintf(`address: %q, %s`, hung.Addr(), events), `"error":"GET /health: read tcp`, "i/o timeout", "not_ready"},
+		{"", "a replay endpoint", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q, replay: %q}`, replays.Addr(), replays.EventsEndpoint(0), replays.ReplayEndpoint(0)), "", "", ""},
+		{"another address in `events.replay` than the engine's", "another replay endpoint", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q, replay: "tcp://127.0.0.1:1"}`, replays.Addr(), replays.EventsEndpoint(0)),
+			`"detail":"replay: zmtp: dial tcp 127.0.0.1:1: connect: connection refused"`, "no replay of events has worked, so a lost one clears what is known of a rank: replay: zmtp: dial tcp 127.0.0.1:1", "no_replay"},
 		{"no `events.endpoint`, as for an engine without KV events", "no events configured", fmt.Sprintf(`address: %q, models: [demo]`, sim.Addr()), "no events.endpoint", "worker w: no events.endpoint", "no_events"},
 		{"the address of the events, or an engine that does not publish there", "wrong address of events", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: "tcp://127.0.0.1:1"}`, sim.Addr()),
 			`"endpoint":"tcp://127.0.0.1:1","reason":"unreachable"`, "worker w: no events of w from tcp://127.0.0.1:1: ", "events_unreachable"},

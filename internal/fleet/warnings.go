@@ -278,6 +278,9 @@ func (f *Fleet) Warnings() []observe.Warning {
 				add(s.Worker, "events_unreachable", "no events of %s from %s: %s", t.Target, m.feed.sink.address(t.Target), cmp.Or(s.LastError, "no connection yet"))
 			}
 		}
+		if c := s.Counts; c.Failures > 0 && c.Failures == c.Replays {
+			add(s.Worker, "no_replay", "no replay of events has worked, so a lost one clears what is known of a rank: %s; name the replay endpoint of the engine", s.LastError)
+		}
 		unfit := feed.Refused + ": " + feed.Reason(kvindex.ErrBlockSize.Error())
 		for _, why := range []feed.Reason{feed.WrongBlockSize, unfit, feed.Misaligned, feed.UnknownHash, feed.WrongRank} {
 			if n := s.Dropped[why]; n > 0 {
