@@ -66,7 +66,9 @@ type Metrics struct {
 
 	stages  [numStages]prometheus.Observer
 	answers answers
-	vectors []interface{ DeletePartialMatch(labels prometheus.Labels) int } // all counters and histograms with labels
+	vectors []interface {
+		DeletePartialMatch(labels prometheus.Labels) int
+	} // all counters and histograms with labels
 }
 
 // Decision times range from microseconds (a repeated short prompt) to a second. The prefill
