@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83821
+	totalLimit = 83788
 	totalGoal  = 62000
 )
 
@@ -33,8 +33,8 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21966, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 29114, 22000, []string{"internal/tokens"}},
+	{"heart", 21963, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"tokens", 29078, 22000, []string{"internal/tokens"}},
 	{"fleet", 4740, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1685, 1300, []string{"internal/observe"}},
 	{"decide", 3195, 1700, []string{"internal/decide"}},
