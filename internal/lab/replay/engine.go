@@ -190,7 +190,8 @@ func (r *rank) admit() bool {
 // reserve pins the cached prefix and reserves places for the rest of the prompt, not for the
 // answer, whose length engines do not know.
 func (r *rank) reserve(j *job) bool {
-	hits, fresh := 0, 0
+	j.pinned = slices.Grow(j.pinned[:0], len(j.Blocks))
+	fresh := 0
 	for _, name := range j.Blocks {
 		b := r.blocks[name]
 		if b == nil {
@@ -199,20 +200,20 @@ func (r *rank) reserve(j *job) bool {
 		if b.pins == 0 {
 			fresh++
 		}
-		hits++
+		j.pinned = append(j.pinned, b)
 	}
+	hits := len(j.pinned)
 	need := ceilDiv(j.goal(), r.size) - hits
 	if r.used()+fresh+need > r.places {
+		j.pinned = j.pinned[:0]
 		return false
 	}
-	for _, name := range j.Blocks[:hits] {
-		b := r.blocks[name]
+	for _, b := range j.pinned {
 		// Blocks that were used since, and those in use, are on the device before it.
 		if r.engine.Device > 0 && b.pins == 0 && (r.uses-b.used+r.pinned+r.private)*r.size > r.engine.Device {
 			r.fetched += r.size
 		}
 		r.pin(b)
-		j.pinned = append(j.pinned, b)
 	}
 	j.cached = min(hits*r.size, j.Prompt-1)
 	j.private = need
@@ -290,6 +291,15 @@ func leading(cache map[uint64]bool, blocks []uint64) int {
 	n := 0
 	for n < len(blocks) && cache[blocks[n]] {
 		n++
+	}
+	return n
+}
+
+// enter adds blocks to a cache and counts those that led already.
+func enter(cache map[uint64]bool, blocks []uint64) int {
+	n := leading(cache, blocks)
+	for _, b := range blocks[n:] {
+		cache[b] = true
 	}
 	return n
 }

@@ -232,11 +232,8 @@ func (f *family) demand(e *Engine) demand {
 	var d demand
 	var all func(t *turn)
 	all = func(t *turn) {
-		d.work += e.cost(&t.Request, min(leading(seen, t.Blocks)*familyBlock, t.Prompt-1)) / sample
+		d.work += e.cost(&t.Request, min(enter(seen, t.Blocks)*familyBlock, t.Prompt-1)) / sample
 		d.lasts += (t.gap + 2*e.Base*float64(t.Output)) / sample
-		for _, b := range t.Blocks {
-			seen[b] = true
-		}
 		for _, next := range t.next {
 			if next.before--; next.before == 0 {
 				all(next)

@@ -103,9 +103,7 @@ func (s *simulation) summarise() Result {
 	}
 	measured := s.records
 	for len(measured) > 0 && measured[0].WarmUp {
-		for _, b := range measured[0].Blocks {
-			seen[b] = true
-		}
+		enter(seen, measured[0].Blocks)
 		measured = measured[1:]
 	}
 	skip := int(warmPart * float64(len(measured)))
@@ -116,14 +114,7 @@ func (s *simulation) summarise() Result {
 		counts[rec.slot]++
 		prompt += float64(rec.Prompt)
 		cached += float64(rec.matched)
-		known := 0
-		for known < len(rec.Blocks) && seen[rec.Blocks[known]] {
-			known++
-		}
-		ideal += float64(min(known*s.w.BlockSize, rec.Prompt-1))
-		for _, b := range rec.Blocks {
-			seen[b] = true
-		}
+		ideal += float64(min(enter(seen, rec.Blocks)*s.w.BlockSize, rec.Prompt-1))
 		if before, ok := home[rec.Conversation]; ok && rec.Conversation != "" && before != int(rec.slot) {
 			r.Moves++
 		}

@@ -31,13 +31,14 @@ func Run(o Options) (*Report, error) {
 	if len(o.Seeds) == 0 || len(o.Policies) == 0 {
 		return nil, errors.New("nothing to run: policies and seeds are needed")
 	}
-	policies := make([]Policy, len(o.Policies))
+	policies, empty := make([]Policy, len(o.Policies)), o.Workload
+	empty.Generate = func(uint64) []Request { return nil }
 	for i, name := range o.Policies {
 		var err error
 		if policies[i], err = PolicyByName(name); err != nil {
 			return nil, err
 		}
-		if _, err := newSimulation(&o.Workload, o.Fleet, &policies[i], o.Conditions, o.Seeds[0]); err != nil { // before other runs take minutes
+		if _, err := newSimulation(&empty, o.Fleet, &policies[i], o.Conditions, o.Seeds[0]); err != nil { // before other runs take minutes
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
