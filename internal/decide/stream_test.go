@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -69,14 +70,74 @@ func TestStreamsClient(t *testing.T) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// TestMemoryOfStreams is TestMemoryOfWaiting over gRPC: with the stream, its goroutine and the
-// request as Envoy sends it.
+// TestMemoryOfStreams is TestMemoryOfWaiting over gRPC: with the stream, its goroutine and the request as Envoy sends
+// it. A server that keeps nothing shows how much of that gRPC takes.
 func TestMemoryOfStreams(t *testing.T) {
+	opts := extproc.Options{MaxStreams: streams, ExtendTimeout: time.Minute, ExtendAfter: 5 * time.Second}
+	idle := new(idleServer)
+	nothing := memoryOfStreams(t, opts, func(g *grpc.Server) { epv3.RegisterExternalProcessorServer(g, idle) }, func() int { return int(idle.open.Load()) })
+	t.Logf("%d bytes a stream of a server that keeps nothing", nothing)
+
 	b := newBench(t, fmt.Sprintf("flow: {max_requests: %d, timeout: 4m, hold_tokens: 20}\n", streams), worker("a", 0))
 	running, _ := b.ask("/v1/completions", text("sea", streamWords))
-	opts := extproc.Options{MaxStreams: streams, ExtendTimeout: time.Minute, ExtendAfter: 5 * time.Second}
+	waiting := func() int {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.waiting.queue.Len()
+	}
+	body := int64(len(text("sea", streamWords)))
+	each := memoryOfStreams(t, opts, extproc.NewServer(opts, b.Decider).Register, waiting) - body
+	const limit = 26 << 10 // 17 KB, and 25 under the race detector
+	if t.Logf("%d bytes a request of %d words in addition to its body of %d", each, streamWords, body); each > limit {
+		t.Errorf("got %d bytes for a waiting stream in addition to its body, want at most %d", each, limit)
+	}
+	running.Ticket.End(time.Now())
+	b.idle()
+}
+
+// idleServer answers a stream's first message, and keeps the stream open after the second.
+type idleServer struct {
+	epv3.UnimplementedExternalProcessorServer
+
+	open atomic.Int64
+}
+
+func (s *idleServer) Process(stream epv3.ExternalProcessor_ProcessServer) error {
+	if err := exchange(stream); err != nil {
+		return err
+	}
+	s.open.Add(1)
+	defer s.open.Add(-1)
+	<-stream.Context().Done()
+	return nil
+}
+
+func exchange(stream epv3.ExternalProcessor_ProcessServer) error {
+	if _, err := stream.Recv(); err != nil {
+		return err
+	}
+	if err := stream.Send(new(epv3.ProcessingResponse)); err != nil {
+		return err
+	}
+	_, err := stream.Recv()
+	return err
+}
+
+// memoryOfStreams returns the bytes that each stream of TestStreamsClient takes; waiting counts those that wait.
+func memoryOfStreams(t *testing.T, opts extproc.Options, register func(*grpc.Server), waiting func() int) int64 {
+	t.Helper()
+	until := func(n int) {
+		t.Helper()
+		for range 2000 { // the client has to start, too
+			if waiting() == n {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Fatalf("got %d streams that wait, want %d", waiting(), n)
+	}
 	g := grpc.NewServer(extproc.GRPCOptions(opts)...)
-	extproc.NewServer(opts, b.Decider).Register(g)
+	register(g)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -96,35 +157,21 @@ func TestMemoryOfStreams(t *testing.T) {
 	if err := client.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for range 100 { // the client has to start, too
-		if b.mu.Lock(); b.waiting.queue.Len() > 0 {
-			b.mu.Unlock()
-			break
-		}
-		b.mu.Unlock()
-		time.Sleep(200 * time.Millisecond)
-	}
-	b.untilWaiting(streams / 2)
+	until(streams / 2)
 	before := memory() // what the first streams need once is in it
 	if _, err := end.Write([]byte{'\n'}); err != nil {
 		t.Fatal(err)
 	}
-	b.untilWaiting(streams)
-	body := int64(len(text("sea", streamWords)))
-	each := (memory()-before)/(streams/2) - body
-	const limit = 26 << 10 // 17 KB, and 25 under the race detector
-	if t.Logf("%d bytes a request of %d words in addition to its body of %d", each, streamWords, body); each > limit {
-		t.Errorf("got %d bytes for a waiting stream in addition to its body, want at most %d", each, limit)
-	}
+	until(streams)
+	each := (memory() - before) / (streams / 2)
 	_ = end.Close()
 	if err := client.Wait(); err != nil {
 		t.Errorf("the client: %v", err)
 	}
-	b.untilWaiting(0)
+	until(0)
 	g.Stop()
 	if err := <-served; err != nil {
 		t.Error(err)
 	}
-	running.Ticket.End(time.Now())
-	b.idle()
+	return each
 }
