@@ -38,7 +38,7 @@ var rooms = []struct {
 	{"fleet", 4740, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1685, 1300, []string{"internal/observe"}},
 	{"decide", 3195, 1700, []string{"internal/decide"}},
-	{"replicas", 2510, 2200, []string{"internal/replicas"}},
+	{"replicas", 2485, 2200, []string{"internal/replicas"}},
 	{"lab", 11677, 11700, []string{"internal/lab"}},
 	{"rim", 9063, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
