@@ -8,21 +8,26 @@ import (
 	"testing"
 )
 
-// retentions are the ways in which vLLM keeps blocks of layers with a sliding window: by default only the last window of a prompt,
-// and of a beginning that a second prompt shared; with an interval of one block all of them.
+// retentions are the ways in which vLLM keeps blocks of layers with a sliding window of 64 tokens, or with a recurrent state: by
+// default only the last window, or state, of a prompt, and of a beginning that a second prompt shared; with an interval of one
+// block all of them.
 var retentions = []struct {
-	name    string
-	further []string
-	cached  [4]int // tokens of the steps of TestVLLMWindows
+	name, model string
+	further     []string
+	cached      [4]int // tokens of the steps of TestVLLMWindows
 }{
-	{"the default", []string{}, [4]int{192, 320, 0, 96}},
-	{"an interval of a block", []string{"--prefix-cache-retention-interval", strconv.Itoa(vllm.block)}, [4]int{288, 320, 96, 96}},
+	{"windows, the default", "hybrid", []string{}, [4]int{192, 320, 0, 96}},
+	{"windows, an interval of a block", "hybrid", everyBlock, [4]int{288, 320, 96, 96}},
+	{"states, the default", "recurrent", []string{}, [4]int{192, 320, 0, 96}},
+	{"states, an interval of a block", "recurrent", everyBlock, [4]int{288, 320, 0, 96}}, // a prefill leaves its last state only
 }
 
-// hybrid is a model with windows of 64 tokens in some layers.
-func hybrid(blocks int, further []string) *kind {
+var everyBlock = []string{"--prefix-cache-retention-interval", strconv.Itoa(vllm.block)}
+
+// hybrid is a model that has other layers besides those with full attention.
+func hybrid(model string, blocks int, further []string) *kind {
 	k := *vllm
-	k.model, k.further, k.blocks = "hybrid", further, blocks
+	k.model, k.further, k.blocks = model, further, blocks
 	return &k
 }
 
@@ -30,7 +35,7 @@ func hybrid(blocks int, further []string) *kind {
 func TestVLLMWindows(t *testing.T) {
 	for _, c := range retentions {
 		t.Run(c.name, func(t *testing.T) {
-			b := newBed(t, hybrid(256, c.further))
+			b := newBed(t, hybrid(c.model, 256, c.further))
 			prompt := spread("windows", 200)
 			status, answer := b.ask("POST", "/v1/completions", encode(completion(prompt, "max_tokens", 100, "ignore_eos", true, "return_token_ids", true)))
 			var got struct {
@@ -65,7 +70,7 @@ func TestVLLMWindowsRandom(t *testing.T) {
 	const requests = 250
 	for _, c := range retentions {
 		t.Run(c.name, func(t *testing.T) {
-			b := newBed(t, hybrid(120, c.further))
+			b := newBed(t, hybrid(c.model, 120, c.further))
 			r := rand.New(rand.NewPCG(16, 64))
 			fresh := func(n int) []int {
 				ids := make([]int, n)

@@ -70,6 +70,9 @@ def make(tokenizer, target, kind="qwen3", template=None, adapters=()):
         # Layers with a sliding window among layers with full attention: two groups in the KV cache.
         "hybrid": lambda: transformers.Gemma3TextConfig(**{**shape, "num_hidden_layers": 4}, sliding_window=64,
                                                         layer_types=["sliding_attention", "full_attention"] * 2),
+        # Layers with a recurrent state among layers with full attention, also two groups.
+        "recurrent": lambda: transformers.Lfm2Config(**{**shape, "num_hidden_layers": 4, "head_dim": 32}, conv_dim=64, block_dim=64,
+                                                     block_ff_dim=128, layer_types=["conv", "full_attention"] * 2),
     }
     torch.manual_seed(7)
     if kind == "qwen2_vl":

@@ -364,8 +364,8 @@ func (d *Decoder) finish(tag []byte, e *blockEvent) bool {
 // name keeps the adapter's blocks separate; no request will use it.
 func adapterID(id string) string { return "lora-id:" + id }
 
-// learnGroup records which groups are neither main attention nor have a window, because removals
-// do not carry the kind.
+// learnGroup records which groups are neither main attention nor have a window or a state, because
+// removals do not carry the kind.
 func (d *Decoder) learnGroup(e *blockEvent) {
 	if len(e.kind) == 0 {
 		return

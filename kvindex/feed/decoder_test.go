@@ -133,6 +133,7 @@ func TestDecodeEngines(t *testing.T) {
 		"sliding window": {feed.VLLM, batch(stored(m{"token_ids": seq(1, 8), "group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 128, "extra_keys": []any{nil, nil}}),
 			m{"type": "BlockRemoved", "block_hashes": []int{4}, "medium": "GPU", "group_idx": 1}), strings.Replace(plain, "tier=0", "tier=0 group=1", 1)[:len(plain)+8-len(" tokens=[1 2 3 4] size=2")] + " tokens=[] size=2 window=128\nremoved tier=0 group=1 hashes=[4]"},
 		"sliding window, array":     {feed.VLLM, []any{1.0, []any{[]any{"BlockStored", []any{5}, 4, seq(1, 4), 2, nil, "GPU", nil, nil, 1, "sliding_window_mla", 64}}, nil}, "stored tier=0 group=1 hashes=[5] tokens=[] size=2 window=64"},
+		"recurrent state":           {feed.VLLM, []any{1.0, []any{[]any{"BlockStored", []any{5}, 4, seq(1, 4), 2, nil, "GPU", nil, nil, 1, "mamba"}}, nil}, "stored tier=0 group=1 hashes=[5] tokens=[] size=2 window=2"},
 		"full attention, a window":  {feed.VLLM, batch(stored(m{"kv_cache_spec_kind": "full_attention", "kv_cache_spec_sliding_window": 64})), plain},
 		"window of no length":       {feed.VLLM, batch(stored(m{"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": -5})), "rank 1\ndropped other_group x1"},
 		"masked without kind":       {feed.VLLM, batch(stored(m{"token_ids": seq(1, 8)})), "rank 1\ndropped misaligned x1"},

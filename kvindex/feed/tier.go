@@ -38,9 +38,13 @@ func mainAttention(kind []byte) bool {
 	return len(kind) == 0 || string(kind) == "full_attention" || string(kind) == "mla_attention" || string(kind) == "sink_full_attention"
 }
 
-// slidingWindow returns the tokens of the window of a stored event's group, 0 for other groups.
+// slidingWindow returns the tokens of the window of a stored event's group, 0 for other groups. Layers with a recurrent state
+// need the state at the end of a prefix, which its last block holds, as a window of two tokens needs that block.
 func slidingWindow(e *blockEvent) int {
-	if kind := string(e.kind); kind != "sliding_window" && kind != "sliding_window_mla" || e.window > 1<<30 {
+	switch kind := string(e.kind); {
+	case kind == "mamba":
+		return 2
+	case kind != "sliding_window" && kind != "sliding_window_mla" || e.window > 1<<30:
 		return 0
 	}
 	return int(max(e.window, 0))
