@@ -26,6 +26,24 @@ func chatWith(t *testing.T, template string) *body.Request {
 	return req
 }
 
+// TestTemplateArguments: vLLM passes neither null nor "auto" to a template.
+func TestTemplateArguments(t *testing.T) {
+	m := load(t, "qwen3", Options{TrustTemplates: true})
+	for args, want := range map[string]string{
+		`{"x":null,"documents":"auto","tools":"auto","eos_token":"auto"}`: "False None None <|im_end|>",
+		`{"x":0,"documents":"","tools":{},"eos_token":"E"}`:               "True  [] E",
+	} {
+		req, err := body.Parse(body.Chat, fmt.Appendf(nil, `{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":%s,
+			"chat_template":"{{ x is defined }} {{ documents }} {{ tools }} {{ eos_token }}"}`, args))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := m.RenderPrompt(req, VLLM); got.Text != want || err != nil {
+			t.Errorf("%s: got %q, %v, want %q", args, got.Text, err, want)
+		}
+	}
+}
+
 // TestHostileRequests sends many concurrent short requests whose templates ask for gigabytes:
 // memory stays below the process-wide limit, and the whole share is returned.
 func TestHostileRequests(t *testing.T) {

@@ -91,40 +91,31 @@ func (m *Model) vllmChat(in input) (*plan, error) {
 // vllmVars returns the special tokens and the variables that the request passes to the template,
 // with vLLM's precedence: fields set in the request win over chat_template_kwargs.
 func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Dict, error) {
-	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
+	args, err := vllmArguments(in, tokenize)
 	if err != nil {
 		return nil, err
 	}
-	merged := kwargs.Clone()
-	if !tokenize {
-		documents, err := vllmDocuments(in)
-		if err != nil {
-			return nil, err
-		}
-		if !documents.IsNone() {
-			merged.Set("documents", documents)
-		}
-		if err := setVLLMEffort(merged, kwargs, in); err != nil {
-			return nil, err
-		}
-	}
 	vars := m.config.specialTokens()
+	vars.Set("documents", jinja.None())
 	refusal := error(nil)
-	merged.Range(func(k, v jinja.Value) bool {
-		key, _ := k.AsString()
-		switch key {
-		case "chat_template", "tokenize": // set by the engine, or read elsewhere
-		case "tools":
-			if !v.IsNone() {
-				vars.Set(key, v) // they take precedence over the request's fields
+	args.Range(func(k, v jinja.Value) bool {
+		switch key, _ := k.AsString(); key {
+		case "chat_template", "tokenize", "add_generation_prompt", "continue_final_message": // set by the engine, or read elsewhere
+		case "tools", "documents": // they take precedence over the request's tools
+			if !listsDicts(v) {
+				refusal = refuse("%s should be a list of dicts", key)
+			} else if key == "tools" && !v.Truth() {
+				v = jinja.List(nil)
 			}
+			vars.Set(key, v)
 		case "messages":
 			refusal = refuse("jinja2.environment.Template.render() got multiple values for keyword argument 'messages'")
-		case "conversation":
+		case "conversation", "self", "tokenizer", "model_config":
 			refusal = refuse("apply_chat_template() got multiple values for keyword argument '%s'", key)
-		case "add_generation_prompt", "continue_final_message":
-		case "documents":
-			vars.Set(key, v)
+		case "return_assistant_tokens_mask":
+			if v.Truth() {
+				refusal = refuse("`return_assistant_tokens_mask=True` requires `return_dict=True` and `tokenize=True`")
+			}
 		default:
 			if template.reads(key) {
 				vars.Set(key, v)
@@ -132,10 +123,16 @@ func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Di
 		}
 		return refusal == nil
 	})
-	if _, given := vars.Get("documents"); !given {
-		vars.Set("documents", jinja.None())
-	}
 	return vars, refusal
+}
+
+// listsDicts reports whether a template's argument is a list of dicts, or something else that is empty.
+func listsDicts(v jinja.Value) bool {
+	items, isList := v.AsList()
+	if isList {
+		return !slices.ContainsFunc(items, func(item jinja.Value) bool { return item.Kind() != jinja.KindDict })
+	}
+	return (v.Kind() == jinja.KindString || v.Kind() == jinja.KindDict) && !v.Truth()
 }
 
 // vllmEffort returns reasoning_effort, "" if it is not given.

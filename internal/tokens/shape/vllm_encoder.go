@@ -138,7 +138,7 @@ func withShortIDs(messages []jinja.Value) ([]jinja.Value, error) {
 	return out, nil
 }
 
-// vllmArguments returns the arguments of the chat template that vLLM passes to an encoder.
+// vllmArguments returns the arguments of the chat template that vLLM takes from a request: not null and "auto" ones.
 func vllmArguments(in input, tokenize bool) (*jinja.Dict, error) {
 	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
 	if err != nil {
@@ -158,7 +158,10 @@ func vllmArguments(in input, tokenize bool) (*jinja.Dict, error) {
 	if err := setVLLMEffort(args, kwargs, in); err != nil {
 		return nil, err
 	}
-	_, err = vllmDocuments(in)
+	documents, err := vllmDocuments(in)
+	if !documents.IsNone() {
+		args.Set("documents", documents)
+	}
 	return args, err
 }
 
