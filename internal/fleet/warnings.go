@@ -264,6 +264,30 @@ func (f *Fleet) Warnings() []observe.Warning {
 		}
 	}
 	f.doubts.mu.Unlock()
+	f.feedWarnings(v, add)
+	for _, s := range f.models.Load().list {
+		switch {
+		case s.Refused != "" && s.Remote != nil:
+			add("", "tokenizer_refused", "check.renderer computes all ids of model %s: %s", s.Config.Name, s.Refused)
+		case s.Refused != "":
+			add("", "tokenizer_refused", "model %s is routed by load: %s", s.Config.Name, s.Refused)
+		case s.Tokens == nil && s.Remote == nil:
+			add("", "no_tokenizer", "model %s is routed by load: it has no models[].tokenizer", s.Config.Name)
+		}
+		for worker := range s.agreement.all() {
+			if s.agreement.differs(worker) {
+				add(worker, "tokens_differ", "its token ids of model %s differ from those of %s: it is routed by load", s.Config.Name, s.Config.Tokenizer)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b observe.Warning) int {
+		return cmp.Or(strings.Compare(a.Worker, b.Worker), strings.Compare(a.Reason, b.Reason), strings.Compare(a.Text, b.Text))
+	})
+	return out
+}
+
+// feedWarnings adds why less is known of workers' caches than they are configured to tell.
+func (f *Fleet) feedWarnings(v *View, add func(worker, reason, format string, args ...any)) {
 	for _, s := range f.FeedStatus() {
 		m := v.members[s.Worker]
 		if m == nil {
@@ -288,23 +312,4 @@ func (f *Fleet) Warnings() []observe.Warning {
 			}
 		}
 	}
-	for _, s := range f.models.Load().list {
-		switch {
-		case s.Refused != "" && s.Remote != nil:
-			add("", "tokenizer_refused", "check.renderer computes all ids of model %s: %s", s.Config.Name, s.Refused)
-		case s.Refused != "":
-			add("", "tokenizer_refused", "model %s is routed by load: %s", s.Config.Name, s.Refused)
-		case s.Tokens == nil && s.Remote == nil:
-			add("", "no_tokenizer", "model %s is routed by load: it has no models[].tokenizer", s.Config.Name)
-		}
-		for worker := range s.agreement.all() {
-			if s.agreement.differs(worker) {
-				add(worker, "tokens_differ", "its token ids of model %s differ from those of %s: it is routed by load", s.Config.Name, s.Config.Tokenizer)
-			}
-		}
-	}
-	slices.SortFunc(out, func(a, b observe.Warning) int {
-		return cmp.Or(strings.Compare(a.Worker, b.Worker), strings.Compare(a.Reason, b.Reason), strings.Compare(a.Text, b.Text))
-	})
-	return out
 }
