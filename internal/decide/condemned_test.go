@@ -41,7 +41,7 @@ func TestPromptsRedeemAWorker(t *testing.T) {
 		}
 		ids := append([]uint32{}, res.IDs...)
 		if strings.Contains(string(raw), "odd") {
-			ids[0]++
+			ids[len(ids)-1]++ // another one in each prompt
 		}
 		_ = json.NewEncoder(w).Encode(map[string]any{"tokens": ids})
 	}))
@@ -62,7 +62,7 @@ func TestPromptsRedeemAWorker(t *testing.T) {
 		t.Helper()
 		deadline := time.Now().Add(20 * time.Second)
 		for i := 0; ; i++ {
-			d, e := b.ask("/v1/completions", fmt.Sprintf(`{"model":"demo","prompt":"%s %d%s"}`, prompts, i, strings.Repeat(" word", 20)))
+			d, e := b.ask("/v1/completions", fmt.Sprintf(`{"model":"demo","prompt":"%s%s %d"}`, prompts, strings.Repeat(" word", 20), i))
 			end(&d, http.StatusOK)
 			if e.Degraded == degraded && i > 0 {
 				return

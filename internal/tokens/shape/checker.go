@@ -73,8 +73,8 @@ type Checker struct {
 	again   chan struct{} // a check is requested
 
 	wanted, taken atomic.Uint32 // 1 << API for each whose ids are wanted, and of which the engine takes ids
-	// differing is how many of recent differ, closer how many requests are compared without skipping any.
-	differing, closer atomic.Int32
+	closer        atomic.Int32  // how many requests are compared without skipping any
+	differed      atomic.Bool   // a prompt in service did: the engine is handed no ids until it is checked as a new one
 
 	// Only Check and Run use what follows. unanswered are the APIs without an answer, as in taken,
 	// which are asked repeats times more. recent are the last prompts in service that were compared,
@@ -86,9 +86,10 @@ type Checker struct {
 	condemned  bool
 }
 
-// outcome is that of the comparison of a prompt, which is known by the hash of its body.
+// outcome is that of the comparison of a prompt. Its key is the hash of the body or, of one that differs, of the place and
+// the ids: the same prompt with other fields, or the next turn of its conversation, counts once.
 type outcome struct {
-	prompt  uint64
+	key     uint64
 	differs bool
 }
 
@@ -209,7 +210,6 @@ func (c *Checker) Check(ctx context.Context) State {
 	case !asked:
 		c.set(Unchecked, nil)
 	case c.condemned:
-		c.recent = nil
 		c.closer.Store(maxRecent)
 	default:
 		c.set(Agrees, nil) // first, so that TakesIDs asks for what is not probed now
@@ -227,39 +227,44 @@ func (c *Checker) sample(ctx context.Context, s []byte) {
 		}
 		return
 	}
-	c.note(maphash.Bytes(c.seed, s), d != nil)
+	key := maphash.Bytes(c.seed, s)
+	if d != nil {
+		c.differed.Store(true)
+		key = maphash.Comparable(c.seed, [...]int64{int64(d.At), d.Ours, d.Theirs})
+	}
+	c.note(outcome{key, d != nil})
 	if d != nil && !closer { // is it the tokenizer, or this prompt?
 		c.closer.Store(maxRecent)
 		c.Check(ctx)
 	}
-	differing := int(c.differing.Load())
+	differing := 0
+	for _, o := range c.recent {
+		if o.differs {
+			differing++
+		}
+	}
 	switch {
 	case !c.condemned && differing >= maxRecent/2:
-		c.condemned = true
+		c.recent, c.condemned = nil, true // what redeems it may come over several checks
+		c.closer.Store(0)
 		c.set(Differs, d)
 	case c.condemned && len(c.recent)-differing > maxRecent/2, d == nil && c.State() == Unchecked:
 		c.condemned = false
 		c.set(Agrees, nil)
+		c.unanswered, c.repeats = c.wanted.Load(), maxRepeats // asked at the next retry
 	}
 }
 
-// note adds the outcome of a prompt to the recent ones. A prompt that comes again is one.
-func (c *Checker) note(prompt uint64, differs bool) {
-	c.recent = slices.DeleteFunc(c.recent, func(o outcome) bool { return o.prompt == prompt })
-	c.recent = append(c.recent[max(0, len(c.recent)+1-maxRecent):], outcome{prompt, differs})
-	n := int32(0)
-	for _, o := range c.recent {
-		if o.differs {
-			n++
-		}
-	}
-	c.differing.Store(n)
+// note adds an outcome to the recent ones; one that comes again is one.
+func (c *Checker) note(o outcome) {
+	c.recent = slices.DeleteFunc(c.recent, func(old outcome) bool { return old.key == o.key })
+	c.recent = append(c.recent[max(0, len(c.recent)+1-maxRecent):], o)
 }
 
 // forget drops what prompts in service have shown: it may have been another engine.
 func (c *Checker) forget() {
 	c.recent, c.condemned = nil, false
-	c.differing.Store(0)
+	c.differed.Store(false)
 }
 
 func (c *Checker) set(s State, d *Difference) {

@@ -102,11 +102,11 @@ func (c *Checker) probe(ctx context.Context, apis uint32) (unanswered uint32) {
 	return unanswered
 }
 
-// TakesIDs reports whether the engine was found to take the ids of an API, and none of the prompts
-// that were compared last differed. The first call for an API makes Run find out.
+// TakesIDs reports whether the engine was found to take the ids of an API, and no prompt in service
+// has differed since it was checked as a new one. The first call for an API makes Run find out.
 func (c *Checker) TakesIDs(api body.API) bool {
 	bit := uint32(1) << api
-	if !c.Usable() || c.differing.Load() != 0 {
+	if !c.Usable() || c.differed.Load() {
 		return false
 	}
 	if c.wanted.Load()&bit == 0 && c.wanted.Or(bit)&bit == 0 && c.State() == Agrees {

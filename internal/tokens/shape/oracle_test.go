@@ -207,7 +207,7 @@ func TestOnePromptCondemnsNoEngine(t *testing.T) {
 	compared("hostile %d", 2, 3, 4, 5, 6, 7)
 	expect("seven prompts", Agrees, false)
 	compared("more %d", upTo(16000)...)
-	expect("sixteen others since", Agrees, true)
+	expect("sixteen others since", Agrees, false)
 
 	compared("hostile %d", upTo(1008)...)
 	expect("half of the prompts", Differs, false)
@@ -224,7 +224,7 @@ func TestOnePromptCondemnsNoEngine(t *testing.T) {
 	compared("good %d", upTo(8)...)
 	expect("eight agree", Differs, false)
 	compared("good %d", 8)
-	expect("more than half agree", Agrees, true)
+	expect("more than half agree", Agrees, false)
 	if want := []State{Agrees, Differs, Agrees}; !slices.Equal(seen, want) {
 		t.Errorf("told %v, want %v", seen, want)
 	}

@@ -1,0 +1,93 @@
+package shape
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
+)
+
+// offering returns a checker of an engine whose ids differ for prompts with "hostile", and what offers it the completions of a
+// format and running numbers, each of which is compared.
+func offering(t *testing.T) (*Checker, func(format string, times int)) {
+	t.Helper()
+	f, s := startEngine(t)
+	hostile := func(raw []byte) bool { return bytes.Contains(raw, []byte("hostile")) }
+	f.wrongFor.Store(&hostile)
+	c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: s.URL}, CheckerOptions{ModelName: "m", Every: 1})
+	c.Check(t.Context())
+	n := 0
+	return c, func(format string, times int) {
+		t.Helper()
+		for range times {
+			n++
+			req, err := body.Parse(body.Completions, fmt.Appendf(nil, `{"prompt":"`+format+`"}`, n))
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Offer(req)
+			select {
+			case raw := <-c.samples:
+				c.sample(t.Context(), raw)
+			default:
+			}
+		}
+	}
+}
+
+// One prompt with other fields is one prompt; others are others.
+func TestOnePromptWithOtherFieldsCondemnsNoEngine(t *testing.T) {
+	c, offer := offering(t)
+	offer(`hostile 1","user":"%d`, 4*maxRecent)
+	if c.State() != Agrees {
+		t.Errorf("one prompt with other fields: got %v", c.State())
+	}
+	offer("hostile %d", maxRecent)
+	if c.State() != Differs {
+		t.Errorf("other prompts: got %v", c.State())
+	}
+}
+
+// An engine with few requests between two checks is redeemed, too.
+func TestFewPromptsRedeemAnEngine(t *testing.T) {
+	c, offer := offering(t)
+	offer("hostile %d", maxRecent)
+	if c.State() != Differs {
+		t.Fatalf("got %v, want %v", c.State(), Differs)
+	}
+	c.Check(t.Context())
+	offer("fine %d", 5)
+	if c.State() != Differs {
+		t.Fatalf("after five: got %v, want %v", c.State(), Differs)
+	}
+	for range 10 {
+		c.Check(t.Context())
+		offer("fine %d", 5)
+	}
+	if c.State() != Agrees {
+		t.Errorf("after 55 prompts that agree: got %v", c.State())
+	}
+}
+
+// An API whose ids were wanted while the engine was not known is asked for, also where a prompt in service shows that it agrees.
+func TestWantedIDsAreProbedAfterAPromptAgreed(t *testing.T) {
+	f, s := startEngine(t)
+	c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: s.URL}, CheckerOptions{ModelName: "m", Every: 1})
+	f.down.Store(true)
+	c.Check(t.Context())
+	c.TakesIDs(body.Completions)
+	f.down.Store(false)
+	req, err := body.Parse(body.Completions, []byte(`{"prompt":"fine"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Offer(req)
+	c.sample(t.Context(), <-c.samples)
+	if c.State() != Agrees {
+		t.Fatalf("got %v", c.State())
+	}
+	if c.unanswered&(1<<body.Completions) == 0 || c.repeats == 0 { // what Run asks at the next retry
+		t.Error("the engine agrees, ids are wanted, and nothing asks whether it takes them")
+	}
+}
