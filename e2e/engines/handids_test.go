@@ -40,11 +40,14 @@ func TestHandedIDs(t *testing.T) {
 	handed := func(body []byte) bool {
 		return bytes.Contains(body, []byte(`"prompt_token_ids":[`)) || bytes.Contains(body, []byte(`"prompt":[`))
 	}
-	b.until("the engine was asked whether it takes ids", func() bool {
-		b.both("/v1/messages", m{"model": modelName, "max_tokens": 1, "messages": []m{user("Hi")}})
-		taken := handed(*sent.Load())
-		b.both("/v1/responses", m{"model": modelName, "input": "Hi", "max_output_tokens": 1})
-		return taken && handed(*sent.Load())
+	b.until("the engine was asked whether it takes ids", func() bool { // for each API when its first request comes
+		taken := true
+		for path, body := range map[string]m{"/v1/chat/completions": chat(user("Hi")), "/v1/completions": completion("Hi"),
+			"/v1/messages": chat(user("Hi")), "/v1/responses": {"model": modelName, "input": "Hi", "max_output_tokens": 1}} {
+			b.both(path, body)
+			taken = handed(*sent.Load()) && taken
+		}
+		return taken
 	})
 	for _, api := range []string{"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"} {
 		equal, refused, taken := 0, 0, 0
