@@ -246,6 +246,13 @@ func (w *Worker) Problems() []Problem {
 // Set sets a field by its key within the worker, such as "events.endpoint", from text as a pod's
 // annotation has it: the elements of a list are separated by commas. Problems checks bounds.
 func (w *Worker) Set(key, text string) (err error) {
+	set := func(v reflect.Value, text string) error {
+		if n, err := strconv.ParseInt(text, 10, 64); err == nil && v.CanInt() {
+			v.SetInt(n) // 010 is ten here, not YAML's octal number
+			return nil
+		}
+		return set(v, text)
+	}
 	v, rules := reflect.ValueOf(w).Elem(), ""
 	for step := range strings.SplitSeq(key, ".") {
 		v, rules, _ = fieldByKey(v, step)
@@ -290,7 +297,7 @@ func (w *Worker) validate(bad report) {
 		bad("address", "%q is a URL: write ip:port only", w.Address)
 	} else if _, port, err := net.SplitHostPort(w.Address); err == nil && !isPort(port) {
 		bad("address", "%q: the port %q is not a number from 1 to 65535", w.Address, port)
-	} else if a, err := netip.ParseAddrPort(w.Address); err != nil {
+	} else if a, err := netip.ParseAddrPort(w.Address); err != nil || a.Addr().Zone() != "" {
 		bad("address", "%q is not ip:port (Envoy needs an IP address; for names use workers.dns)", w.Address)
 	} else if !w.lastPort(int(a.Port()), bad) {
 		w.Address = a.String() // as Envoy writes the endpoint that served

@@ -227,12 +227,13 @@ func (c *Checker) sample(ctx context.Context, s []byte) {
 		}
 		return
 	}
-	key := maphash.Bytes(c.seed, s)
+	o := outcome{maphash.Bytes(c.seed, s), d != nil}
 	if d != nil {
 		c.differed.Store(true)
-		key = maphash.Comparable(c.seed, [...]int64{int64(d.At), d.Ours, d.Theirs})
+		o.key = maphash.Comparable(c.seed, [...]int64{int64(d.At), d.Ours, d.Theirs})
 	}
-	c.note(outcome{key, d != nil})
+	c.recent = slices.DeleteFunc(c.recent, func(old outcome) bool { return old.key == o.key })
+	c.recent = append(c.recent[max(0, len(c.recent)+1-maxRecent):], o)
 	if d != nil && !closer { // is it the tokenizer, or this prompt?
 		c.closer.Store(maxRecent)
 		c.Check(ctx)
@@ -253,12 +254,6 @@ func (c *Checker) sample(ctx context.Context, s []byte) {
 		c.set(Agrees, nil)
 		c.unanswered, c.repeats = c.wanted.Load(), maxRepeats // asked at the next retry
 	}
-}
-
-// note adds an outcome to the recent ones; one that comes again is one.
-func (c *Checker) note(o outcome) {
-	c.recent = slices.DeleteFunc(c.recent, func(old outcome) bool { return old.key == o.key })
-	c.recent = append(c.recent[max(0, len(c.recent)+1-maxRecent):], o)
 }
 
 // forget drops what prompts in service have shown: it may have been another engine.

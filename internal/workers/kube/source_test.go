@@ -353,7 +353,7 @@ func TestDescribe(t *testing.T) {
 		{name: "other keys", labels: map[string]string{"llm-d.ai/role": "prefill", "part": "decode"}, keys: []string{"part"},
 			want: base(func(w *config.Worker) { w.Role = "decode" })},
 		{name: "annotations", annotations: map[string]string{
-			"kvlane.dev/models": "a, b", "kvlane.dev/ranks": "4", "kvlane.dev/start-rank": "8", "kvlane.dev/block-size": "32", "kvlane.dev/speed": "1.5",
+			"kvlane.dev/models": "a, b", "kvlane.dev/ranks": "4", "kvlane.dev/start-rank": "08", "kvlane.dev/block-size": "32", "kvlane.dev/speed": "1.5",
 			"kvlane.dev/events": "http://$ip:$port", "kvlane.dev/replay": "", "kvlane.dev/topic": "kv", "kvlane.dev/bootstrap-port": "8998", "kvlane.dev/rank-by": "none",
 		}, want: base(func(w *config.Worker) {
 			w.Models, w.Ranks, w.StartRank, w.BlockSize, w.Speed, w.RankBy = []string{"a", "b"}, 4, 8, 32, 1.5, "none"
@@ -361,7 +361,7 @@ func TestDescribe(t *testing.T) {
 			w.Disagg.BootstrapPort = 8998
 		})},
 		{name: "what connectors need", annotations: map[string]string{
-			"kvlane.dev/receiver-host": "$ip", "kvlane.dev/receiver-init-ports": "7300, 7301", "kvlane.dev/receiver-alloc-ports": "7400,7401", "kvlane.dev/receiver-query-port": "7500",
+			"kvlane.dev/receiver-host": "$ip", "kvlane.dev/receiver-init-ports": "07300, 7301", "kvlane.dev/receiver-alloc-ports": "7400,7401", "kvlane.dev/receiver-query-port": "7500",
 			"kvlane.dev/zmq": "$ip:14579", "kvlane.dev/engine-id": "kv-$pod", "kvlane.dev/side-channel-host": "$ip", "kvlane.dev/side-channel-port": "5601",
 		}, want: base(func(w *config.Worker) {
 			w.Disagg = config.WorkerDisagg{ReceiverHost: "10.0.0.1", InitPorts: []int{7300, 7301}, AllocPorts: []int{7400, 7401}, QueryPort: 7500,
