@@ -163,19 +163,11 @@ func TestOnePromptCondemnsNoEngine(t *testing.T) {
 	c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: s.URL}, CheckerOptions{ModelName: "m", Every: 1000,
 		OnState: func(s State, _ *Difference) { seen = append(seen, s) }})
 	c.Check(t.Context())
-	compared := func(format string, numbers ...int) (n int) {
+	offered := func(format string, numbers ...int) (n int) {
 		t.Helper()
 		for _, i := range numbers {
-			req, err := body.Parse(body.Completions, fmt.Appendf(nil, `{"prompt":"`+format+`"}`, i))
-			if err != nil {
-				t.Fatal(err)
-			}
-			c.Offer(req)
-			select {
-			case raw := <-c.samples:
-				c.sample(t.Context(), raw)
+			if compared(t, c, fmt.Sprintf(format, i)) {
 				n++
-			default:
 			}
 		}
 		return n
@@ -193,43 +185,43 @@ func TestOnePromptCondemnsNoEngine(t *testing.T) {
 			t.Fatalf("%s: got %v, ids taken %v, want %v, %v", when, c.State(), c.TakesIDs(body.Chat), state, takes)
 		}
 	}
-	compared("fine %d", upTo(999)...)
+	offered("fine %d", upTo(999)...)
 	expect("at first", Agrees, true)
-	if n := compared("hostile %d", 1); n != 1 {
+	if n := offered("hostile %d", 1); n != 1 {
 		t.Fatalf("got %d comparisons, want the thousandth request", n)
 	}
 	expect("after a prompt that differs", Agrees, false)
 	asked := f.asked.Load()
-	if n := compared("hostile %[1]d", 1, 1, 1, 1, 1, 1, 1, 1, 1, 1); n != 10 || f.asked.Load() != asked+10 {
+	if n := offered("hostile %[1]d", 1, 1, 1, 1, 1, 1, 1, 1, 1, 1); n != 10 || f.asked.Load() != asked+10 {
 		t.Errorf("got %d comparisons and %d questions of the next requests, want 10 and no built-in ones", n, f.asked.Load()-asked)
 	}
 	expect("one prompt again and again", Agrees, false)
-	compared("hostile %d", 2, 3, 4, 5, 6, 7)
+	offered("hostile %d", 2, 3, 4, 5, 6, 7)
 	expect("seven prompts", Agrees, false)
-	compared("more %d", upTo(16000)...)
+	offered("more %d", upTo(16000)...)
 	expect("sixteen others since", Agrees, false)
 
-	compared("hostile %d", upTo(1008)...)
+	offered("hostile %d", upTo(1008)...)
 	expect("half of the prompts", Differs, false)
-	if n := compared("late %d", upTo(3000)...); n > maxRecent {
+	if n := offered("late %d", upTo(3000)...); n > maxRecent {
 		t.Errorf("got %d comparisons while the state is known, want at most %d", n, maxRecent)
 	}
 	asked = f.asked.Load()
 	if c.Check(t.Context()); f.asked.Load()-asked != int64(len(builtIn("m"))) {
 		t.Errorf("got %d questions of a check, want the built-in ones", f.asked.Load()-asked)
 	}
-	compared("hostile %d", upTo(9)...)
+	offered("hostile %d", upTo(9)...)
 	expect("as before after a check", Differs, false)
 	c.Check(t.Context())
-	compared("good %d", upTo(8)...)
+	offered("good %d", upTo(8)...)
 	expect("eight agree", Differs, false)
-	compared("good %d", 8)
+	offered("good %d", 8)
 	expect("more than half agree", Agrees, false)
 	if want := []State{Agrees, Differs, Agrees}; !slices.Equal(seen, want) {
 		t.Errorf("told %v, want %v", seen, want)
 	}
 	f.wrong.Store(true)
-	compared("any %d", upTo(2000)...)
+	offered("any %d", upTo(2000)...)
 	expect("the built-in requests differ", Differs, false)
 	f.wrong.Store(false)
 	c.Check(t.Context())

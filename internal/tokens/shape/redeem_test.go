@@ -22,17 +22,25 @@ func offering(t *testing.T) (*Checker, func(format string, times int)) {
 		t.Helper()
 		for range times {
 			n++
-			req, err := body.Parse(body.Completions, fmt.Appendf(nil, `{"prompt":"`+format+`"}`, n))
-			if err != nil {
-				t.Fatal(err)
-			}
-			c.Offer(req)
-			select {
-			case raw := <-c.samples:
-				c.sample(t.Context(), raw)
-			default:
-			}
+			compared(t, c, fmt.Sprintf(format, n))
 		}
+	}
+}
+
+// compared offers a completion of a prompt, and reports whether it was compared.
+func compared(t *testing.T, c *Checker, prompt string) bool {
+	t.Helper()
+	req, err := body.Parse(body.Completions, fmt.Appendf(nil, `{"prompt":"%s"}`, prompt))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Offer(req)
+	select {
+	case raw := <-c.samples:
+		c.sample(t.Context(), raw)
+		return true
+	default:
+		return false
 	}
 }
 
@@ -78,13 +86,7 @@ func TestWantedIDsAreProbedAfterAPromptAgreed(t *testing.T) {
 	c.Check(t.Context())
 	c.TakesIDs(body.Completions)
 	f.down.Store(false)
-	req, err := body.Parse(body.Completions, []byte(`{"prompt":"fine"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Offer(req)
-	c.sample(t.Context(), <-c.samples)
-	if c.State() != Agrees {
+	if !compared(t, c, "fine") || c.State() != Agrees {
 		t.Fatalf("got %v", c.State())
 	}
 	if c.unanswered&(1<<body.Completions) == 0 || c.repeats == 0 { // what Run asks at the next retry
