@@ -49,7 +49,7 @@ func (a *accessLog) entry(e *accesslogv3.HTTPAccessLogEntry) {
 		return
 	}
 	f, o := a.srv.tracker.find(a.srv.tracker.hash(id)), outcomeOf(e)
-	// What Kvlane or Envoy refused has no flight: one that is found is of another request with the same id.
+	// A refusal before there was an upstream does not count: the flight may be of another request with the same id.
 	refused := o.Upstream == "" && (o.Status/100 == 4 || strings.HasPrefix(o.Details, "kvlane_"))
 	if f != nil && !refused && f.setOutcome(o) {
 		a.srv.tracker.remove(f)

@@ -401,10 +401,10 @@ func (d *demo) chat(ctx context.Context, messages []map[string]string, conversat
 		answer.Choices[0].Message.Content, resp.Header.Get("X-Kvlane-Prefill")}, nil
 }
 
-// play has a conversation of these questions and returns its turns.
+// play asks the questions in one conversation and returns its turns.
 func (d *demo) play(ctx context.Context, name string, questions ...string) ([]turn, error) {
 	id := ""
-	if d.members != nil { // one replica has it
+	if d.members != nil { // the id sends all turns to one replica
 		id = name
 	}
 	var messages []map[string]string

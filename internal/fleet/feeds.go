@@ -195,7 +195,9 @@ func (h *feedHandle) stop() {
 		f.Close()
 	}
 	h.feeds.mu.Lock()
-	delete(h.feeds.running, h.sink.m.Name) // from here on no relay is accepted
+	if h.feeds.running[h.sink.m.Name] == h { // not that of a process that has taken its place
+		delete(h.feeds.running, h.sink.m.Name) // from here on no relay is accepted
+	}
 	h.feeds.mu.Unlock()
 	if h.pushed {
 		h.late.Stop()

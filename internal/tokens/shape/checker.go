@@ -86,8 +86,8 @@ type Checker struct {
 	condemned  bool
 }
 
-// outcome is that of the comparison of a prompt. Its key is the hash of the body or, of one that differs, of the place and
-// the ids: the same prompt with other fields, or the next turn of its conversation, counts once.
+// outcome is the result of comparing a prompt. Its key is a hash of the body if the ids are equal, else of the place and the
+// two ids of the difference: the same prompt with other fields, or the next turn of its conversation, counts once.
 type outcome struct {
 	key     uint64
 	differs bool
