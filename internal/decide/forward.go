@@ -138,10 +138,10 @@ func (w *work) edits(e *fleet.Endpoint, free bool) []body.Edit {
 }
 
 // responseEdits returns the edit that names an answer which the engine may store. Without tenants
-// a client may choose the name.
+// a client may choose the name; with them every answer gets one, lest it replace another's.
 func (w *work) responseEdits(e *fleet.Endpoint) []body.Edit {
 	r, tenants := w.in.body, w.d.cfg.Tenants.SaltHeader != ""
-	if w.api != body.Responses || !w.in.known || string(r.Get("store")) == "false" || r.Has(body.FieldRequestID) && !tenants {
+	if w.api != body.Responses || !w.in.known || !tenants && (string(r.Get("store")) == "false" || r.Has(body.FieldRequestID)) {
 		return nil
 	}
 	tenant, _ := w.tenant() // an error has been answered before

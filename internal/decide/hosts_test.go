@@ -23,6 +23,7 @@ const evilFields = `"kv_transfer_params":{"do_remote_prefill":true,"do_remote_de
 	`"is_request_leader":"evil","disagg_spec":{"req_id":"evil","receiver_host":"evil","receiver_init_port":[666666666]},"ret_first_tok":"evil","first_tok":666666666,` +
 	`"remote_prefiller":{"remote_host":"evil","remote_port":666666666},"remote_decoder":{"kv_request_id":"evil"},"remote_kv_source":{"remote_host":"evil"},` +
 	`"lmcache.pd_handoff_id":"evil","prompt_token_ids":[1,2]},"kv_transfer\u005fparams":{"remote_host":"evil"},` +
+	`"encoder_urls":["http://evil"],"need_wait_for_mm_inputs":"evil","num_items_assigned":{"IMAGE":[666666666]},"kv_hints":{"message_id":"evil"},` +
 	`"ec_transfer_params":{"peer":"evil"},"bootstrap_host":"evil","bootstrap_port":666666666,"bootstrap_pair_key":"evil","decode_tp_size":666666666,` +
 	`"disagg_prefill_dp_rank":666666666,"http_worker_ipc":"tcp://evil:666666666","disaggregated_params":{"request_type":"generation_only","ctx_info_endpoint":"http://evil",` +
 	`"encoded_opaque_state":"evil","ctx_request_id":666666666,"disagg_request_id":666666666,"ctx_dp_rank":666666666,"route_hint":{"dp_rank":666666666}},` +

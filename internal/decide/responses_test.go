@@ -149,6 +149,13 @@ func TestNoTenantContinuesAnothersResponse(t *testing.T) {
 			end(&d, 200)
 		}
 	}
+	for _, more := range []string{`,"store":false,"request_id":"` + id + `"`, `,"store":false` + strings.Repeat(`,"x":0`, 2000) + `,"store":true,"request_id":"` + id + `"`} {
+		d := b.respond("", more, saltHeader, "mallory")
+		if got := idSent(t, &d); got == id || got == "" {
+			t.Errorf("got id %q for the answer to %.40s, want one of Kvlane's: with the client's it would replace another's", got, more)
+		}
+		end(&d, 200)
+	}
 	if d := b.get("GET", "/v1/responses/mine", saltHeader, "alice"); d.Reject == nil || d.Reject.Status != http.StatusNotFound {
 		t.Errorf("got %+v for an id of the client's, want 404: another tenant may have chosen it", d.Reject)
 	}

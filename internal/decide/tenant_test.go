@@ -48,6 +48,7 @@ func TestATenantsSaltReachesTheEngine(t *testing.T) {
 		"UTF-16":                    {path: "/v1/completions", body: "\xff\xfe{\x00}\x00", tenant: "a", status: 400},
 		"an API without salt":       {path: "/v1/messages", body: fmt.Sprintf(chat, `,"max_tokens":1`), tenant: "a", status: 400},
 		"SGLang has none for these": {engine: "sglang", path: "/v1/embeddings", body: `{"model":"demo","input":"x"}`, tenant: "a", status: 400},
+		"SGLang's Ollama API":       {engine: "sglang", path: "/api/generate", body: `{"model":"demo","prompt":"x"}`, tenant: "a", status: 400},
 		"TensorRT-LLM neither":      {engine: "trtllm", path: "/v1/completions", body: `{"model":"demo","prompt":"x"}`, tenant: "a", status: 400},
 		"an unknown API":            {path: "/invocations", body: `{"prompt":"x"}`, tenant: "a", status: 400},
 		"an unknown API, no tenant": {path: "/invocations", body: `{"prompt":"x"}`, status: 403},

@@ -54,6 +54,7 @@ func (p *Protocol) clean(r *body.Request) []body.Edit {
 var peerFields = slices.Clip([]body.Field{
 	body.FieldECTransferParams, body.FieldDisaggregatedParams, body.FieldBootstrapHost, body.FieldBootstrapPort, body.FieldBootstrapRoom,
 	body.FieldDisaggPrefillDPRank, body.FieldBootstrapPairKey, body.FieldDecodeTPSize, body.FieldHTTPWorkerIPC,
+	body.FieldEncoderURLs, body.FieldNeedWaitForMMInputs, body.FieldNumItemsAssigned, body.FieldKVHints,
 })
 
 // cleanParams keeps prompt_token_ids, which replace a prompt and carry no address.

@@ -14,7 +14,7 @@ import (
 func TestNoEngineHearsOfAClientsTransfers(t *testing.T) {
 	const evil = `"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_host":"evil","prompt_token_ids":[1,2]},` +
 		`"bootstrap_host":"evil","bootstrap_room":666666666,"bootstrap_port":666666666,"disagg_prefill_dp_rank":666666666,"ec_transfer_params":{"evil":1},` +
-		`"disaggregated_params":{"request_type":"generation_only","encoded_opaque_state":"evil"},"vllm_xargs":{"kv_transfer_params":"evil"},` +
+		`"disaggregated_params":{"request_type":"generation_only","encoded_opaque_state":"evil"},"vllm_xargs":{"kv_transfer_params":"evil"},"encoder_urls":["evil"],"kv_hints":"evil",` +
 		`"sampling_params":{"extra_args":{"kv_transfer_params":{"remote_host":"evil"},"ec_transfer_params":"evil"}}`
 	bodies := map[body.API]string{
 		body.Chat: `{"messages":[{"role":"user","content":"x"}],`, body.Completions: `{"prompt":"x",`, body.Responses: `{"input":"x",`,

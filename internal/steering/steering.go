@@ -32,7 +32,7 @@ var forbidden = []string{
 
 // overrides are headers that Kvlane (x-slo-ttft-ms of any client, the others with routing.trust_overrides or trust_objectives) and SGLang (with
 // SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES) read. A trailing * matches any suffix.
-var overrides = []string{"x-kvlane-*", "x-gateway-inference-objective", "x-llm-d-inference-objective", "x-slo-ttft-ms", "x-override-*"}
+var overrides = []string{"x-kvlane-*", "x-gateway-inference-objective", "x-llm-d-inference-objective", "x-slo-ttft-ms", "x-override-*", "x-body-compressed"}
 
 // envoys are Envoy's own, which ext_proc may not change.
 var envoys = []string{"x-envoy-original-path", "x-envoy-original-host", "x-envoy-original-dst-host"}

@@ -14,7 +14,7 @@ func TestLists(t *testing.T) {
 	}
 	for what, c := range map[string]struct{ got, want []string }{
 		"at Envoy":  {AtEnvoy(), slices.Concat(hops, []string{"x-envoy-original-path", "x-envoy-original-host", "x-envoy-original-dst-host"})},
-		"at Kvlane": {AtKvlane(), slices.Concat(hops, []string{"x-gateway-inference-objective", "x-kvlane-*", "x-llm-d-inference-objective", "x-override-*", "x-slo-ttft-ms"})},
+		"at Kvlane": {AtKvlane(), slices.Concat(hops, []string{"x-body-compressed", "x-gateway-inference-objective", "x-kvlane-*", "x-llm-d-inference-objective", "x-override-*", "x-slo-ttft-ms"})},
 	} {
 		slices.Sort(c.got)
 		slices.Sort(c.want)
@@ -22,7 +22,7 @@ func TestLists(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", what, c.got, c.want)
 		}
 	}
-	for _, name := range append(hops, "x-kvlane-pin", "x-kvlane-", "x-override-temperature", "x-slo-ttft-ms") {
+	for _, name := range append(hops, "x-kvlane-pin", "x-kvlane-", "x-override-temperature", "x-slo-ttft-ms", "x-body-compressed") {
 		if !Steers(name) {
 			t.Errorf("got %s as a header that does not steer, want one that does", name)
 		}

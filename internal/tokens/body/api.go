@@ -53,6 +53,7 @@ var suffixes = []struct {
 	{"/v1/messages/count_tokens", CountTokens},
 	{"/v1/messages", Messages},
 	{"/inference/v1/generate", VLLMGenerate},
+	{"/api/generate", Unknown}, // Ollama's, of SGLang
 	{"/generate", Generate},
 	{"/tokenize", Tokenize},
 	{"/classify", Classify},

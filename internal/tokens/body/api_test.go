@@ -19,6 +19,7 @@ func TestDetect(t *testing.T) {
 		{"POST", "/v1/messages/count_tokens", CountTokens, false},
 		{"POST", "/generate", Generate, false},
 		{"PUT", "/generate", Generate, false},
+		{"POST", "/api/generate", Unknown, false},
 		{"POST", "/%67enerate", Generate, false},
 		{"POST", "/%zz/generate", Generate, false},
 		{"PUT", "/v1/completions", Unknown, false},

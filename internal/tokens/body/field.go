@@ -29,7 +29,6 @@ const (
 	FieldTruncationSide
 	FieldReasoningEffort
 	FieldReasoning
-	FieldResponseFormat
 	FieldFeatures
 	FieldStream
 	FieldStreamOptions
@@ -38,18 +37,14 @@ const (
 	FieldMaxOutputTokens
 	FieldN
 	FieldBestOf
-	FieldPriority
 	FieldSamplingParams
 	FieldCacheSalt
 	FieldExtraKey
 	FieldLoraPath
 	FieldKVTransferParams
 	FieldDisaggregatedParams
-	FieldConversationParams
 	FieldConversation
 	FieldPreviousResponseID
-	FieldPromptCacheKey
-	FieldSessionID
 	FieldVLLMXArgs
 	FieldBootstrapRoom
 	FieldRoutedDPRank
@@ -62,6 +57,10 @@ const (
 	FieldBootstrapPairKey
 	FieldDecodeTPSize
 	FieldHTTPWorkerIPC
+	FieldEncoderURLs
+	FieldNeedWaitForMMInputs
+	FieldNumItemsAssigned
+	FieldKVHints
 	FieldEcho
 	FieldLogprobs
 	FieldPromptLogprobs
@@ -72,15 +71,14 @@ const (
 	numFields
 )
 
-var fieldNames = [numFields]string{"model", "messages", "prompt", "prompt_embeds", "input", "text", "input_ids", "input_embeds",
-	"token_ids", "system", "instructions", "tools", "tool_choice", "documents", "chat_template", "chat_template_kwargs",
-	"add_generation_prompt", "continue_final_message", "add_special_tokens", "truncate_prompt_tokens", "truncation_side",
-	"reasoning_effort", "reasoning", "response_format", "features", "stream", "stream_options", "max_tokens", "max_completion_tokens",
-	"max_output_tokens", "n", "best_of", "priority", "sampling_params", "cache_salt", "extra_key", "lora_path", "kv_transfer_params",
-	"disaggregated_params", "conversation_params", "conversation", "previous_response_id", "prompt_cache_key", "session_id", "vllm_xargs",
-	"bootstrap_room", "routed_dp_rank", "data_parallel_rank", "ec_transfer_params", "request_id", "bootstrap_host", "bootstrap_port", "disagg_prefill_dp_rank", "bootstrap_pair_key",
-	"decode_tp_size", "http_worker_ipc", "echo", "logprobs", "prompt_logprobs", "use_beam_search", "return_logprob", "logprob_start_len",
-	"embed_overrides"}
+var fieldNames = [numFields]string{"model", "messages", "prompt", "prompt_embeds", "input", "text", "input_ids", "input_embeds", "token_ids",
+	"system", "instructions", "tools", "tool_choice", "documents", "chat_template", "chat_template_kwargs", "add_generation_prompt",
+	"continue_final_message", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "reasoning_effort", "reasoning", "features", "stream",
+	"stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "sampling_params", "cache_salt", "extra_key",
+	"lora_path", "kv_transfer_params", "disaggregated_params", "conversation", "previous_response_id", "vllm_xargs", "bootstrap_room", "routed_dp_rank",
+	"data_parallel_rank", "ec_transfer_params", "request_id", "bootstrap_host", "bootstrap_port", "disagg_prefill_dp_rank", "bootstrap_pair_key",
+	"decode_tp_size", "http_worker_ipc", "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "kv_hints", "echo", "logprobs",
+	"prompt_logprobs", "use_beam_search", "return_logprob", "logprob_start_len", "embed_overrides"}
 
 var fieldByName = func() map[string]Field {
 	m := make(map[string]Field, numFields)
