@@ -58,6 +58,9 @@ func (j *job) readTenant(in *input) error {
 	if err != nil {
 		return err
 	}
+	if in.body.NamesMedia() {
+		return j.fail(400, "kvlane_tenant_not_salted", "engines keep media by uuid or hash for all tenants alike: leave these fields out")
+	}
 	own := in.body.Raw(body.FieldCacheSalt)
 	if string(own) == "null" {
 		own = nil

@@ -86,6 +86,36 @@ func TestATenantsSaltReachesTheEngine(t *testing.T) {
 	}
 }
 
+// Engines keep media for all tenants by the names that clients give them: with one, a client would get another tenant's image.
+func TestNoTenantNamesMedia(t *testing.T) {
+	const chat, message = "/v1/chat/completions", `{"model":"demo","%s":[{"role":"user","content":[{"type":"text","text":"uuid \u0075uid"}]},{"role":"user","content":[%s]}]}`
+	with, without := newBench(t, "tenants: {salt_header: X-Tenant, required: false}\n", worker("a", 1)), newBench(t, "", worker("a", 1))
+	for _, c := range []struct {
+		path, body string
+		refused    bool
+	}{
+		{chat, fmt.Sprintf(message, "messages", `{"type":"image_url","image_url":null,"uuid":"x"}`), true},
+		{chat, fmt.Sprintf(message, "messages", `{"type":"image_url","image_url":null,"u\u0075id":"x"}`), true},
+		{chat, fmt.Sprintf(message, "messages", `{"type":"image_url","image_url":{"url":"data:,uuid"}}`), false},
+		{chat, `{"model":"demo","tools":[{"uuid":1}],"metadata":{"uuid":"x"},"messages":[{"role":"user","content":"uuid"}]}`, false},
+		{"/v1/responses", fmt.Sprintf(message, "input", `{"type":"input_image","uuid":"x"}`), true},
+		{"/invocations", fmt.Sprintf(message, "messages", `{"type":"image_url","image_url":null,"uuid":"x"}`), true},
+		{"/inference/v1/generate", `{"model":"demo","token_ids":[1],"features":{"mm_hashes":{"image":["x"]}}}`, true},
+		{"/inference/v1/generate", `{"model":"demo","token_ids":[1],"content_parts":[{"type":"image_url","uuid":"x"}]}`, true},
+		{"/inference/v1/generate", `{"model":"demo","token_ids":[1],"features":null}`, false},
+		{"/generate", `{"text":"x","mm_hashes":["0"]}`, true},
+		{"/generate", `{"text":"x","mm_content_hashes":["0"]}`, true},
+	} {
+		for b, want := range map[*bench]bool{with: c.refused, without: false} {
+			d := b.Decide(t.Context(), b.request(c.path, c.body))
+			if got := d.Reject != nil && d.Reject.Details == "kvlane_tenant_not_salted"; got != want {
+				t.Errorf("%s %s: got refused %v %+v, want %v", c.path, c.body, got, d.Reject, want)
+			}
+			end(&d, 200)
+		}
+	}
+}
+
 // Where tenants are not required, requests that have none share a cache, which is not a
 // tenant's, whatever they write.
 func TestRequestsWithoutATenantShareACache(t *testing.T) {

@@ -29,7 +29,10 @@ func TextOf(raw []byte) (text string, ok bool) {
 		return string(raw[1 : len(raw)-1]), true
 	}
 	out, err := AppendText(nil, raw)
-	return string(out), err == nil
+	if err != nil {
+		return "", false
+	}
+	return string(out), true
 }
 
 // Text returns the decoded text of raw, a checked JSON value, or "" if raw is not a string or

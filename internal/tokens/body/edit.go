@@ -118,7 +118,7 @@ func (e *editor) members(start int, at map[string]int, each func(m member)) (tai
 		}
 		name := e.b[key.Start+1 : key.End-1]
 		if hasEscape(name) {
-			name = []byte(text(key.Of(e.b)))
+			name = []byte(Text(key.Of(e.b)))
 		}
 		if i, ok := at[string(name)]; ok && err == nil {
 			each(member{key: key, value: value, index: n, before: tail, change: i})

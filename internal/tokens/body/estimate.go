@@ -1,9 +1,6 @@
 package body
 
-import (
-	"encoding/json"
-	"unicode/utf8"
-)
+import "unicode/utf8"
 
 // maxEstimated bounds, in bytes of JSON, the text whose characters are counted. For longer
 // prompts the length of the JSON is used, which is close at that size.
@@ -54,16 +51,8 @@ func contentLength(raw []byte) int {
 	if len(raw) == 0 || raw[0] != '[' {
 		return textLength(raw)
 	}
-	var parts []struct {
-		Text json.RawMessage `json:"text"`
-	}
-	if json.Unmarshal(raw, &parts) != nil {
-		return 0
-	}
 	n := 0
-	for _, p := range parts {
-		n += textLength(p.Text)
-	}
+	EachItem(raw, func(part []byte) { n += textLength(Member(part, "text")) })
 	return n
 }
 

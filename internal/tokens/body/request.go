@@ -257,7 +257,7 @@ func (r *Request) Get(name string) []byte {
 }
 
 // Text returns the decoded text of a field, "" if it is absent or not a string.
-func (r *Request) Text(f Field) string { return text(r.Raw(f)) }
+func (r *Request) Text(f Field) string { return Text(r.Raw(f)) }
 
 // Bool returns the value of a boolean field, or absent if it is missing or not a boolean.
 func (r *Request) Bool(f Field, absent bool) bool {
@@ -304,12 +304,12 @@ func (r *Request) firstText(f Field) string {
 		n := 0
 		s.array(0, func(e Span) {
 			if n++; n == 1 {
-				first = text(e.Of(raw))
+				first = Text(e.Of(raw))
 			}
 		})
 		return first
 	}
-	return text(raw)
+	return Text(raw)
 }
 
 // Member returns the value of a member of an object field as written, nil if it is absent.
@@ -323,6 +323,24 @@ func Member(raw []byte, name string) (found []byte) {
 			found = value
 		}
 	})
+	return found
+}
+
+// NamesMedia reports whether the client gives media a name of its own: a part's uuid, or a hash. Engines keep media by it
+// for all clients alike, whatever the salt, and vLLM takes a name alone for what it keeps.
+func (r *Request) NamesMedia() (found bool) {
+	for _, f := range [...]Field{FieldFeatures, FieldContentParts, FieldMMHashes, FieldMMContentHashes} {
+		found = found || r.Has(f)
+	}
+	for _, f := range [...]Field{FieldMessages, FieldInput} {
+		raw := r.Raw(f)
+		if found || !bytes.Contains(raw, []byte("uuid")) && !bytes.Contains(raw, []byte(`\u00`)) {
+			continue
+		}
+		EachItem(raw, func(message []byte) {
+			EachItem(Member(message, "content"), func(part []byte) { found = found || Member(part, "uuid") != nil })
+		})
+	}
 	return found
 }
 
@@ -392,7 +410,7 @@ func (r *Request) ConversationID(fields []string) (id, field string) {
 			outer, inner, nested = strings.Cut(inner, ".")
 			raw = Member(raw, outer)
 		}
-		if id = strings.TrimSpace(text(raw)); id != "" {
+		if id = strings.TrimSpace(Text(raw)); id != "" {
 			return id, name
 		}
 	}

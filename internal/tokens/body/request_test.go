@@ -127,9 +127,12 @@ func TestTextDecodesAsReference(t *testing.T) {
 			t.Fatalf("%s: got %q, %v, want %q", raw, got, err, want)
 		}
 	})
-	for _, lone := range []string{`"\ud800"`, `"\udc00x"`, `"\ud800\u0041"`, `"\ud83d\ud83d"`} {
+	for _, lone := range []string{`"x\ud800"`, `"\udc00x"`, `"\ud800\u0041"`, `"\ud83d\ud83d"`} {
 		if _, err := AppendText(nil, []byte(lone)); err != ErrLoneSurrogate { //nolint:errorlint // the API promises this exact value
 			t.Errorf("%s: got %v, want ErrLoneSurrogate", lone, err)
+		}
+		if got, ok := TextOf([]byte(lone)); got != "" || ok {
+			t.Errorf("%s: got %q, want no text", lone, got)
 		}
 	}
 }

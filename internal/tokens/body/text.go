@@ -47,25 +47,10 @@ func AppendText(dst, raw []byte) ([]byte, error) {
 
 var unescaped = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// text returns the decoded text of raw, "" if raw is not a string or cannot be decoded.
-func text(raw []byte) string {
-	if len(raw) < 2 || raw[0] != '"' {
-		return ""
-	}
-	if !hasEscape(raw) {
-		return string(raw[1 : len(raw)-1])
-	}
-	out, err := AppendText(nil, raw)
-	if err != nil {
-		return ""
-	}
-	return string(out)
-}
-
 // sameKey reports whether a key as written, including its quotes, equals name.
 func sameKey(raw []byte, name string) bool {
 	if !hasEscape(raw) {
 		return string(raw[1:len(raw)-1]) == name
 	}
-	return text(raw) == name
+	return Text(raw) == name
 }
