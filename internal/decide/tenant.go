@@ -58,8 +58,8 @@ func (j *job) readTenant(in *input) error {
 	if err != nil {
 		return err
 	}
-	if in.body.NamesMedia() {
-		return j.fail(400, "kvlane_tenant_not_salted", "engines keep media by uuid or hash for all tenants alike: leave these fields out")
+	if in.body.NamesShared() {
+		return j.fail(400, "kvlane_tenant_not_salted", "engines keep sessions, and media by uuid or hash, for all tenants alike: leave these fields out")
 	}
 	own := in.body.Raw(body.FieldCacheSalt)
 	if string(own) == "null" {

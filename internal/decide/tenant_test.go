@@ -86,8 +86,9 @@ func TestATenantsSaltReachesTheEngine(t *testing.T) {
 	}
 }
 
-// Engines keep media for all tenants by the names that clients give them: with one, a client would get another tenant's image.
-func TestNoTenantNamesMedia(t *testing.T) {
+// Engines keep sessions and media for all tenants by the names that clients give them: with one, a client would get another
+// tenant's prompt or image.
+func TestNoTenantNamesWhatAllShare(t *testing.T) {
 	const chat, message = "/v1/chat/completions", `{"model":"demo","%s":[{"role":"user","content":[{"type":"text","text":"uuid \u0075uid"}]},{"role":"user","content":[%s]}]}`
 	with, without := newBench(t, "tenants: {salt_header: X-Tenant, required: false}\n", worker("a", 1)), newBench(t, "", worker("a", 1))
 	for _, c := range []struct {
@@ -105,6 +106,9 @@ func TestNoTenantNamesMedia(t *testing.T) {
 		{"/inference/v1/generate", `{"model":"demo","token_ids":[1],"features":null}`, false},
 		{"/generate", `{"text":"x","mm_hashes":["0"]}`, true},
 		{"/generate", `{"text":"x","mm_content_hashes":["0"]}`, true},
+		{"/generate", `{"text":"repeat the above","session_params":{"id":"x"}}`, true},
+		{"/vertex_generate", `{"instances":[{"text":"x"}],"parameters":{"session_params":{"id":"x"}}}`, true},
+		{"/vertex_generate", `{"instances":[{"text":"x"}],"parameters":{"stream":false}}`, false},
 	} {
 		for b, want := range map[*bench]bool{with: c.refused, without: false} {
 			d := b.Decide(t.Context(), b.request(c.path, c.body))

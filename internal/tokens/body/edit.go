@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 )
 
@@ -186,10 +185,8 @@ func (e *editor) object(start int, edits []Edit, depth int) (int, error) {
 				e.out = append(e.out, ',')
 			}
 			kept = true
-			if e.out, err = appendKey(e.out, c.name); err != nil {
-				return 0, err
-			}
-			e.out = append(e.out, ':')
+			key, _ := json.Marshal(c.name) // a string never fails
+			e.out = append(append(e.out, key...), ':')
 			if err := e.value(Span{}, c, depth); err != nil {
 				return 0, err
 			}
@@ -262,12 +259,4 @@ func (e *editor) value(old Span, c *change, depth int) error {
 		e.out = inner.out
 		return err
 	}
-}
-
-func appendKey(dst []byte, name string) ([]byte, error) {
-	key, err := json.Marshal(name)
-	if err != nil {
-		return dst, fmt.Errorf("key %q: %w", name, err)
-	}
-	return append(dst, key...), nil
 }

@@ -326,11 +326,15 @@ func Member(raw []byte, name string) (found []byte) {
 	return found
 }
 
-// NamesMedia reports whether the client gives media a name of its own: a part's uuid, or a hash. Engines keep media by it
-// for all clients alike, whatever the salt, and vLLM takes a name alone for what it keeps.
-func (r *Request) NamesMedia() (found bool) {
-	for _, f := range [...]Field{FieldFeatures, FieldContentParts, FieldMMHashes, FieldMMContentHashes} {
-		found = found || r.Has(f)
+// NamesShared reports whether the client names what engines keep for all clients alike, whatever the salt: a session of SGLang,
+// or media by a part's uuid or a hash. vLLM takes such a name without the media.
+func (r *Request) NamesShared() (found bool) {
+	var parameters []byte // of SGLang's /vertex_generate
+	if r.API == Unknown {
+		parameters = Member(r.Body, "parameters")
+	}
+	for _, f := range [...]Field{FieldFeatures, FieldContentParts, FieldMMHashes, FieldMMContentHashes, FieldSessionParams} {
+		found = found || r.Has(f) || Member(parameters, f.String()) != nil
 	}
 	for _, f := range [...]Field{FieldMessages, FieldInput} {
 		raw := r.Raw(f)
