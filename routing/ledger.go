@@ -56,8 +56,9 @@ type reservation struct {
 	Failed bool `json:"failed,omitempty"`
 	// Lookup is Query.Lookup.
 	Lookup bool `json:"lookup,omitempty"`
-	// conversation is the binding that follows the request if it was served elsewhere.
+	// conversation is the binding that follows the request if it was served elsewhere, Unnamed that it has no id.
 	conversation Key
+	Unnamed      bool `json:"unnamed,omitempty"`
 	// program is the live conversation that the request is a turn of, with Config.KVTokens.
 	program programKey
 	// serial makes the ids of a reused entry differ.

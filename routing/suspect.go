@@ -59,17 +59,19 @@ type health struct {
 	Worst wait `json:"worst,omitzero"`
 }
 
-// Suspect returns why new requests avoid a target ("no first token" or "failures"), and "" if they do not: a target
-// that no request has tried for probeEvery is avoided no longer, as of the last Awake.
+// Suspect returns why new requests avoid a target ("no first token" or "failures"), and "" if they do not or if one
+// conversation's do: a target that no request has tried for probeEvery is avoided no longer, as of the last Awake.
 func (r *Router) Suspect(slot kvindex.Slot) string {
-	if r.slotUnknown(slot) || !r.targets[slot].health.avoided(r.alive) {
+	if r.slotUnknown(slot) || !r.targets[slot].health.avoided(r.alive, Key{}) {
 		return ""
 	}
 	return r.targets[slot].health.Suspect
 }
 
-// avoided reports whether new requests avoid the target.
-func (h *health) avoided(now time.Duration) bool { return h.Suspect != "" && now < h.Probe }
+// avoided reports whether new requests of a conversation, zero for none, avoid the target.
+func (h *health) avoided(now time.Duration, c Key) bool {
+	return h.Suspect != "" && now < h.Probe && (h.Suspect != failingOne || h.Blamed == c)
+}
 
 // Failed tells the router that the answer to a request was an error of the engine
 // (status 5xx). Call it before FirstToken and Release.
@@ -77,29 +79,14 @@ func (r *Router) Failed(id ReservationID) {
 	if res := r.ledger.get(id); res != nil && !res.Failed {
 		res.Failed = true
 		r.withdraw(res)
-		if t := r.targetOf(res.Decode, res.decodeGen); !r.failedElsewhere(res.conversation, t) {
-			r.failed(t, res.conversation)
-		}
+		r.failed(r.targetOf(res.Decode, res.decodeGen), res)
 	}
 }
 
-// failedElsewhere reports whether all failures in a row of another target are of this conversation, which fails on t now:
-// then its prompt is the cause, and they are forgotten.
-func (r *Router) failedElsewhere(c Key, t *target) (found bool) {
-	for _, slot := range r.order {
-		if o := &r.targets[slot]; c != (Key{}) && o != t && o.health.Failures > 0 && o.health.Blamed == c {
-			found = true
-			r.worked(o)
-		}
-	}
-	return found
-}
-
-// PrefillFailed tells the router that the prefill of a disaggregated request failed on its
-// target. Call it before MovePrefill, ComputeLocally and Release.
+// PrefillFailed tells the router that a prefill failed on its target. Call it before MovePrefill, ComputeLocally and Release.
 func (r *Router) PrefillFailed(id ReservationID) {
 	if res := r.ledger.get(id); res != nil {
-		r.failed(r.targetOf(res.Prefill, res.prefillGen), Key{})
+		r.failed(r.targetOf(res.Prefill, res.prefillGen), res)
 	}
 }
 
@@ -113,14 +100,15 @@ func (r *Router) Refused(id ReservationID) {
 
 // failed counts a failure of a target, which may be nil. A target that fails quickly
 // looks idle: the failure that can make it suspect is judged at the next pick.
-func (r *Router) failed(t *target, c Key) {
+func (r *Router) failed(t *target, res *reservation) {
 	if t != nil {
-		if t.health.Blamed != c && t.health.Failures > 0 {
+		h, c := t.health, res.conversation
+		if res.Unnamed || h.Failures > 0 && h.Blamed != c {
 			c = Key{}
 		}
-		t.health.Blamed = c
-		t.health.Failures++
-		r.judgeNext = r.judgeNext || t.health.Failures == suspectFailures
+		h.Failures++
+		r.judgeNext = r.judgeNext || h.Failures == suspectFailures || h.Failures > suspectFailures && h.Blamed != c
+		h.Blamed = c
 	}
 }
 
@@ -149,7 +137,7 @@ func (r *Router) whole(t *target) {
 
 // absolve ends a suspicion of failures that are over.
 func (r *Router) absolve(t *target) {
-	if t.health.Suspect == failingTarget && t.health.failures() < suspectFailures {
+	if h := t.health; (h.Suspect == failingTarget || h.Suspect == failingOne) && h.failures() < suspectFailures {
 		t.health.Suspect = ""
 		r.suspects--
 	}
@@ -157,6 +145,9 @@ func (r *Router) absolve(t *target) {
 
 // failures is the failed answers in a row, of whichever kind.
 func (h *health) failures() int32 { return max(h.Failures, h.Broken) }
+
+// ofOne reports whether all failures in a row are of one conversation.
+func (h *health) ofOne() bool { return h.Blamed != (Key{}) && h.Broken < suspectFailures }
 
 // AwakeEvery is how often to call Awake.
 const AwakeEvery = 250 * time.Millisecond
@@ -252,13 +243,14 @@ func (r *Router) ended(now time.Duration, res *reservation) {
 
 // worked notes a good answer, or a prefill that was computed.
 func (r *Router) worked(t *target) {
-	t.health.Failures = 0
+	t.health.Failures, t.health.Blamed = 0, Key{}
 	r.absolve(t)
 }
 
 const (
 	silentTarget  = "no first token"
 	failingTarget = "failures"
+	failingOne    = "failures of one conversation" // whose requests alone avoid the target
 )
 
 // judge decides which targets are suspect. Targets of one role and model are compared with each other.
@@ -311,7 +303,7 @@ func (r *Router) judgeGroup(now time.Duration, group []kvindex.Slot) {
 	answered, good, bad := time.Duration(0), 0, 0
 	for _, slot := range group {
 		answered = max(answered, r.targets[slot].health.Answered)
-		if r.targets[slot].health.failures() == 0 {
+		if h := r.targets[slot].health; h.failures() == 0 || h.ofOne() {
 			good++
 		}
 	}
@@ -323,26 +315,29 @@ func (r *Router) judgeGroup(now time.Duration, group []kvindex.Slot) {
 		h := r.targets[slot].health
 		was := h.Suspect
 		switch w := h.Worst; {
-		case h.failures() >= suspectFailures && 2*good >= len(group):
+		case h.failures() >= suspectFailures && !h.ofOne() && 2*good >= len(group):
 			h.Suspect = failingTarget
 		// If no later request was answered either, the others are not better.
 		case w.Took >= r.config.SuspectAfter && w.Pace > suspectFactor*limit && w.Since < answered:
 			h.Suspect = silentTarget
+		case h.failures() >= suspectFailures && h.ofOne():
+			h.Suspect = failingOne
+			bad--
 		default:
 			h.Suspect = ""
 			continue
 		}
-		if bad++; was == "" {
+		bad++
+		if r.suspects++; was == "" {
 			h.Probe = now + probeEvery
 		}
 	}
-	if 2*bad <= len(group) {
-		r.suspects += bad
-		return
-	}
 	// What most of them do is not the fault of one.
 	for _, slot := range group {
-		r.targets[slot].health.Suspect = ""
+		if h := r.targets[slot].health; 2*bad > len(group) && h.Suspect != "" && h.Suspect != failingOne {
+			h.Suspect = ""
+			r.suspects--
+		}
 	}
 }
 
@@ -359,7 +354,7 @@ func (t *target) model() string {
 
 // avoidSuspects drops suspect targets unless that would leave nothing, or only targets at the hard cap.
 func (d *decision) avoidSuspects() {
-	trusted := func(c *candidate) bool { return !d.r.targets[c.slot].health.avoided(d.now) }
+	trusted := func(c *candidate) bool { return !d.r.targets[c.slot].health.avoided(d.now, d.out.key) }
 	if !slices.ContainsFunc(d.cands, func(c candidate) bool { return trusted(&c) && d.belowCap(&c) }) {
 		return
 	}
@@ -375,8 +370,11 @@ func (d *decision) avoidSuspects() {
 }
 
 func (h *health) text() string {
-	if h.Suspect == failingTarget {
+	switch h.Suspect {
+	case failingTarget:
 		return fmt.Sprintf("%d answers in a row have failed", h.failures())
+	case failingOne:
+		return fmt.Sprintf("%d answers in a row, all to this conversation, have failed", h.Failures)
 	}
 	return fmt.Sprintf("no first token for %s", h.Worst.Took.Round(100*time.Millisecond))
 }

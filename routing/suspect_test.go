@@ -588,6 +588,27 @@ func TestAPrefillThatEndsLateClearsItsTarget(t *testing.T) {
 	}
 }
 
+// Legs of one conversation that fail let only its requests avoid the prefill target; those of two, or of none, let all.
+func TestFailedLegsOfOneConversation(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ids  [suspectFailures]string
+		want string
+	}{
+		"one": {[...]string{"c", "c", "c", "c", "c"}, ""}, "two": {[...]string{"c", "c", "c", "c", "d"}, failingTarget}, "none": {want: failingTarget},
+	} {
+		r := pools(t)
+		for _, c := range tc.ids {
+			id := mustPickAt(t, r, 0, &Query{ID: "a", Conversation: c, PromptTokens: 1000, Exclude: []kvindex.Slot{1}})
+			r.PrefillFailed(id)
+			r.Release(0, id)
+		}
+		avoids := r.ledger.get(mustPickAt(t, r, time.Second, &Query{ID: "a", Conversation: "c", PromptTokens: 1000})).Prefill == 1
+		if got := r.Suspect(0); got != tc.want || !avoids {
+			t.Errorf("%s: got suspicion %q, avoided by the conversation %t, want %q, true", name, got, avoids, tc.want)
+		}
+	}
+}
+
 // A prefill target that hangs answers no leg. Where legs run concurrently the decode target may answer without it: with an error
 // that the client caused, or with headers before the first token. That ends no suspicion, and a leg that fails later counts.
 func TestAnAnswerOfDecodeSaysNothingOfPrefill(t *testing.T) {
