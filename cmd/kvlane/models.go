@@ -155,7 +155,7 @@ func loadModel(m config.Model, files fs.FS) (*shape.Model, error) {
 		return nil, &templateError{m.ChatTemplate, syntax}
 	}
 	if err == nil && m.EngineModel != "" {
-		loaded.Serve(m.EngineModel)
+		loaded.SetEngineModel(m.EngineModel)
 	}
 	return loaded, err
 }

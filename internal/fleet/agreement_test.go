@@ -296,7 +296,7 @@ func TestTheEnginesModelIsLearned(t *testing.T) {
 		}
 	}
 	learned := prompt().Media[0]
-	m.Serve("/models/demo")
+	m.SetEngineModel("/models/demo")
 	if other := prompt().Media[0]; other != learned {
 		t.Error("got another identifier than with the root of the base model")
 	}

@@ -283,7 +283,7 @@ func (f *Fleet) learnContexts(models []*Model) {
 	for _, m := range models {
 		if m.Tokens != nil {
 			m.Tokens.SetMaxModelLen(all[m.Config.Name].context)
-			m.Tokens.Serve(cmp.Or(m.Config.EngineModel, all[m.Config.Name].base))
+			m.Tokens.SetEngineModel(cmp.Or(m.Config.EngineModel, all[m.Config.Name].base))
 		}
 	}
 }

@@ -11,23 +11,23 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// Cache holds parts of earlier requests, of all models. It is safe for concurrent use.
+// Cache holds what was computed for earlier requests, of all models. It is safe for concurrent use.
 type Cache struct {
-	limit atomic.Int64 // read without the lock, too
+	limit atomic.Int64 // bytes; written under the lock, read without it, too
 	seed  maphash.Seed
 
 	mu      sync.Mutex
 	bytes   int64 // sum of all entries' sizes, at most limit
 	used    uint64
 	entries map[uint64]*entry
-	kinds   [kinds]generation
+	kinds   [kinds]lruList
 	once    [onceSize]uint64    // keys seen before, by their low bits
 	texts   freelist.List[byte] // of evicted chats and prompts
 	ids     freelist.List[uint32]
 }
 
-// generation is the entries of one kind.
-type generation struct {
+// lruList holds the entries of one kind.
+type lruList struct {
 	recent *list.List // of *entry, most recently used first
 	bytes  int64
 }
@@ -42,24 +42,24 @@ const (
 	kinds
 )
 
-// shares are the most that a kind may use, in sixteenths of the limit: prompts save the most time
-// per byte and may use all that the others leave.
+// shares are the maximum that a kind may use, in sixteenths of the limit: prompts save the most time
+// per byte and may use all that the others do not.
 var shares = [kinds]int64{bodies: 2, chats: 3, messages: 4, prompts: 16}
 
 const (
 	onceSize = 1 << 15
-	// longest is the divisor of the limit that bounds the text of an entry other than a prompt.
-	longest = 16
+	// textShare: the text of a body or chat has at most limit/textShare bytes.
+	textShare = 16
 )
 
-// entry is one thing that the cache knows.
+// entry is one cached body, chat, message or prompt.
 //
 // Invariant: text, marks, ids and lists of hashes are append-only, so a slice taken under the
 // lock stays readable after it is released. The memory of an evicted chat or prompt is recycled
 // when its last reader leaves.
 type entry struct {
 	kind  kind
-	space uint64 // separates what the same text means to different models
+	space uint64 // separates equal texts of different models
 	text  []byte
 	keys  []uint64      // under which it is found
 	place *list.Element // nil if evicted
@@ -85,16 +85,17 @@ func New(limit int64) *Cache {
 	return c
 }
 
-// SetLimit changes the limit, and evicts what exceeds a lower one. Of a nil cache, and to less than a byte, it changes nothing.
+// SetLimit changes the limit, in bytes, and evicts what exceeds a lower one. A limit below 1 is ignored; c may be nil.
 func (c *Cache) SetLimit(limit int64) {
 	if c == nil || limit <= 0 {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	dropped := int(limit / 8)
-	c.texts, c.ids = freelist.List[byte]{Limit: dropped / 2}, freelist.List[uint32]{Limit: dropped / 2 / 4} // empty: theirs may be lower
-	c.limit.Store(limit - int64(dropped))
+	recycled := int(limit / 8)
+	// New lists, because those in use may hold more than the new limit.
+	c.texts, c.ids = freelist.List[byte]{Limit: recycled / 2}, freelist.List[uint32]{Limit: recycled / 2 / 4}
+	c.limit.Store(limit - int64(recycled))
 	for k := range kinds {
 		c.fit(k)
 	}
@@ -102,10 +103,11 @@ func (c *Cache) SetLimit(limit int64) {
 
 var spaces atomic.Uint64
 
-// NewSpace returns a number that separates what one model keeps from what others keep.
+// NewSpace returns a number that separates the entries of one model from those of others. The model may add 0 to 255 to it.
 func NewSpace() uint64 { return spaces.Add(1) << 8 }
 
-// get returns the entry that key leads to, nil if there is none of this kind and space.
+// get returns the entry under a key, nil if there is none of this kind and space. The caller holds the lock, as for again, add,
+// extend, resize, fit, drop and reclaim.
 func (c *Cache) get(k kind, space, key uint64) *entry {
 	e := c.entries[key]
 	if e == nil || e.kind != k || e.space != space {
@@ -117,7 +119,7 @@ func (c *Cache) get(k kind, space, key uint64) *entry {
 	return e
 }
 
-// again records a key and reports whether it was seen before, as far as the cache remembers.
+// again records a key and reports whether it was seen before, unless another key has overwritten it since.
 func (c *Cache) again(key uint64) bool {
 	slot := &c.once[key%onceSize]
 	seen := *slot == key
@@ -171,7 +173,7 @@ func (c *Cache) fit(k kind) {
 	}
 }
 
-func (g *generation) oldest() *entry {
+func (g *lruList) oldest() *entry {
 	if last := g.recent.Back(); last != nil {
 		return last.Value.(*entry) //nolint:forcetypeassert // the list holds nothing else
 	}

@@ -34,13 +34,13 @@ func (h hashes) with(seed uint64, block int, list []uint64) hashes {
 			return h
 		}
 	}
-	if len(h) == maxLists { // the oldest leaves: seeds that clients choose must not shut out others
+	if len(h) == maxLists { // evict the oldest: clients choose seeds by salt, and must not fill the lists for good
 		h = slices.Delete(h, 0, 1)
 	}
 	return append(h, hashList{seed, block, append(make([]uint64, 0, len(list)*9/8+16), list...)})
 }
 
-// upTo returns a copy of what is valid for the first ids, with room for those of all.
+// upTo returns a copy of the hashes of the first ids, with room for those of all.
 func (h hashes) upTo(ids, all int) (out hashes) {
 	for _, l := range h {
 		if n := min(len(l.list), ids/l.block); n > 0 {
@@ -57,9 +57,10 @@ func (h hashes) memory() (n int) {
 	return n
 }
 
-// AppendHashes appends the hashes of the whole blocks of a turn's ids, those of its last result.
-// What is not cached is computed by hash, which chains the blocks of ids after parent, and kept.
-// seed stands for everything besides the ids that the hashes depend on, and block is positive.
+// AppendHashes appends the hashes of the whole blocks of ids, which must be those of t's last result.
+// Hashes that are not cached are computed by hash, which chains the blocks of ids after parent, and
+// cached. seed stands for everything else that the hashes depend on, and block, the number of ids per
+// block, is positive.
 func AppendHashes[H ~uint64](t *Turn, dst []H, seed H, ids []uint32, block int, hash func(dst []H, parent H, ids []uint32, block int) []H) []H {
 	n := len(ids) / block
 	stored, all := t.hashes(uint64(seed), block)
@@ -87,7 +88,7 @@ func AppendHashes[H ~uint64](t *Turn, dst []H, seed H, ids []uint32, block int, 
 	return dst
 }
 
-// hashes returns what is cached of the hashes of the turn's ids; all reports that these are all.
+// hashes returns the cached hashes of the first blocks of the turn's ids; all reports that none is missing.
 func (t *Turn) hashes(seed uint64, block int) (list []uint64, all bool) {
 	if t.result == nil && t.prompt == nil {
 		return nil, false

@@ -8,18 +8,18 @@ import (
 	"sort"
 )
 
-// trail is the part of a chat or a prompt that may be continued: a text up to its last mark. keys
-// are the digests of its leading blocks: keys[i] is that of the first i+1.
+// trail is the part of a chat or prompt that later ones may share: a text up to its last mark. The
+// entry's keys are the digests of its leading blocks: keys[i] is that of the first i+1.
 type trail struct {
 	start   int    // of a chat: where its list of messages begins
 	marks   []mark // the last one is at the end of text
 	ids     []uint32
 	hashes  hashes
-	readers int // between follow and leave
+	readers int // callers between follow and leave
 }
 
-// mark is a place in a text at which another one may leave it: in a chat the end of a message, in
-// a prompt the end of a special token whose match no following text can change.
+// mark is an offset up to which another text may share this one's results: in a chat the end of a
+// message, in a prompt the end of a special token that is recognized whatever text follows.
 type mark struct {
 	end int // offset in the text
 	at  int // of a chat: where the message begins; of a prompt: the number of ids before end
@@ -34,7 +34,7 @@ type known struct {
 	text  []byte
 	marks []mark
 	ids   []uint32
-	again int // number of leading blocks that were seen before, kept or not
+	again int // number of leading blocks that were seen before, cached or not
 }
 
 const (
@@ -43,8 +43,8 @@ const (
 	block = 2 << 10
 	// maxBlocks bounds the digests of a text; the remainder of the text is not kept.
 	maxBlocks = 4096
-	// freshText is the maximum text, in bytes, that is kept at its first occurrence. More of it
-	// is kept when it occurs again: most long prompts never do.
+	// freshText is the maximum number of bytes of a text that are kept at its first occurrence; the
+	// rest is kept when the text occurs again, which most long prompts never do.
 	freshText = 64 << 10
 )
 
@@ -59,7 +59,7 @@ func (c *Cache) digest(dst []uint64, space uint64, text []byte) []uint64 {
 	return dst
 }
 
-// follow returns the entry that shares the most blocks with a text. The caller must call leave.
+// follow returns the entry that shares the most blocks with a text, or none. The caller must call leave.
 func (c *Cache) follow(k kind, space uint64, digests []uint64) (f known) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -119,16 +119,17 @@ func commonPrefix(a, b []byte) int {
 	return i
 }
 
-// keep stores a text up to the last of the marks fresh, which follow the shared ones of f: at the
-// end of f's entry if that ends there, else as another entry. ids are those of the text, nil for a
-// chat. It returns the entry and the mark up to which that has the text; nil if nothing is kept.
+// keep stores a text up to the last of the marks fresh, which follow the marks that it shares with f:
+// it extends f's entry if that ends at the last shared mark, or else adds the entry e. ids are those
+// of the text, nil for a chat. It returns the entry that has the text, and the mark up to which it
+// does; the entry is nil if nothing is kept.
 func (c *Cache) keep(e *entry, f *known, shared, fresh []mark, text []byte, ids []uint32, digests []uint64) (*entry, mark) {
 	last := mark{}
 	if len(shared) > 0 {
 		last = shared[len(shared)-1]
 	}
 	if len(text)-last.end > freshText {
-		// The text seen before may extend into the block after the known ones.
+		// What was seen before may extend into the block after the last whole one.
 		fresh = fresh[:sort.Search(len(fresh), func(i int) bool { return f.again == 0 || fresh[i].end > (f.again+1)*block })]
 	}
 	if len(fresh) == 0 {
@@ -136,7 +137,7 @@ func (c *Cache) keep(e *entry, f *known, shared, fresh []mark, text []byte, ids 
 	}
 	from := last
 	last = fresh[len(fresh)-1]
-	if last.end > maxBlocks*block || e.kind == chats && int64(last.end) > c.limit.Load()/longest {
+	if last.end > maxBlocks*block || e.kind == chats && int64(last.end) > c.limit.Load()/textShare {
 		return f.entry, from
 	}
 	digests, ids = digests[:min(len(digests), last.end/block)], ids[:min(len(ids), last.at)]

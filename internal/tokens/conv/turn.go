@@ -9,9 +9,9 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// Turn is one request on its way from its bytes to its block hashes. One goroutine at a time uses
-// it. The zero value is for Cache.Parse, which
-// may reuse it.
+// Turn follows one request through the cache, from its bytes to its block hashes. The zero value is
+// ready for Cache.Parse, which may be called again for another request. It is not safe for
+// concurrent use.
 type Turn struct {
 	// Request is the parsed body. It may be shared with other turns: do not modify it or call its
 	// Parse method. Its Body equals the one given to Parse, but may be another slice.
@@ -21,9 +21,9 @@ type Turn struct {
 	own    body.Request
 	whole  *entry // the body's entry, nil if it is not kept
 	result *result
-	prompt *entry // has the prompt's ids up to kept
+	prompt *entry // the entry of the prompt's first kept ids, nil if there is none
 	kept   int
-	reused int // leading ids that came from the cache
+	reused int // number of leading ids that came from the cache
 
 	// Reusable scratch memory.
 	digests  []uint64
@@ -33,7 +33,7 @@ type Turn struct {
 	texts    []byte // strings of messages that are not kept
 }
 
-// Turn returns the turn of a request that is parsed already.
+// Turn returns a turn for a request that was parsed without the cache.
 func (c *Cache) Turn(req *body.Request) *Turn { return &Turn{Request: req, cache: c} }
 
 // Reset drops all references but scratch memory.
@@ -68,7 +68,7 @@ func (c *Cache) Parse(t *Turn, api body.API, raw []byte) error {
 		t.whole, t.Request = e, &e.body.request
 		return nil
 	}
-	if again && int64(len(raw)) <= c.limit.Load()/longest {
+	if again && int64(len(raw)) <= c.limit.Load()/textShare {
 		return c.keepBody(t, key, api, raw)
 	}
 	return c.parseChat(t, api, raw)
@@ -77,7 +77,7 @@ func (c *Cache) Parse(t *Turn, api body.API, raw []byte) error {
 // maxChat bounds the bodies whose messages are looked up, in bytes.
 const maxChat = 4 << 20
 
-// parseChat parses a body from its first message that is not known.
+// parseChat parses a body from the first message at which it differs from the cached chats.
 func (c *Cache) parseChat(t *Turn, api body.API, raw []byte) error {
 	r := &t.own
 	if len(raw) < block || len(raw) > maxChat || !api.TakesMessages() {
@@ -106,19 +106,19 @@ func (c *Cache) parseChat(t *Turn, api body.API, raw []byte) error {
 	return nil
 }
 
-// Messages above longMessage bytes are kept from their second occurrence on, which most never
-// have; those above largeMessage are not kept.
+// Messages above longMessage bytes are kept at their second occurrence, which most never have;
+// those above largeMessage are not kept.
 const (
 	longMessage  = 2 << 10
 	largeMessage = 256 << 10
 	maxTexts     = 256 << 10 // of strings whose memory a turn reuses
 )
 
-// Messages returns the value of each of r's elements: from the cache if known, else by shape, which
-// gets the JSON and reports whether its result may be kept. Of a message that is not kept anyway it
-// may have strings in texts, which is nil for others: its value is valid until the next Parse or
-// Reset. r is the turn's request or one made of it. Values of one space depend on nothing but the
-// JSON; they are shared and must not be modified.
+// Messages returns the value of each of r's elements: from the cache, or else from shape, which gets
+// the JSON and reports whether its result may be cached. texts is nil if the value may be cached;
+// otherwise shape may place strings in it, and the value is valid until the next Parse or Reset. r is
+// the turn's request or one converted from it. Values of one space must depend on the JSON only; they
+// are shared and must not be modified.
 func (t *Turn) Messages(r *body.Request, space uint64, shape func(texts *[]byte, raw []byte) (v jinja.Value, keep bool, err error)) ([]jinja.Value, error) {
 	c := t.cache
 	found := make([]*entry, len(r.Elements))
@@ -182,7 +182,7 @@ type Tokenizer interface {
 }
 
 // Encode is tok.EncodeUntil through the cache: it reuses the ids up to the last mark that the text
-// shares with an earlier one. dst is overwritten. Texts of one space have the same tokenizer.
+// shares with an earlier one. The ids overwrite dst. All texts of one space must have the same tokenizer.
 func (t *Turn) Encode(stop <-chan struct{}, dst []uint32, tok Tokenizer, space uint64, text string, addSpecial bool) ([]uint32, error) {
 	t.forget()
 	c := t.cache
@@ -217,5 +217,5 @@ func (t *Turn) Encode(stop <-chan struct{}, dst []uint32, tok Tokenizer, space u
 	return ids, nil
 }
 
-// Cut tells t that its ids no longer begin as Encode returned them.
+// Cut must be called when the caller has changed the ids that Encode returned: their hashes are then not cached.
 func (t *Turn) Cut() { t.forget() }

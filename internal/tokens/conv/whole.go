@@ -10,8 +10,8 @@ import (
 
 // Prompt is what an engine will compute for a request.
 type Prompt struct {
-	// IDs are the prompt's token ids, nil if they are unknown. They are shared with later
-	// results: do not modify them, and append only to a copy.
+	// IDs are the prompt's token ids, nil if they are unknown. Later results may share them: do not modify them, and append
+	// only to a copy.
 	IDs []uint32
 	// Media are the images in IDs, in order.
 	Media []Medium
@@ -27,10 +27,10 @@ type Prompt struct {
 	Assumed string
 }
 
-// Medium is an image that tokens stand for.
+// Medium is an image in a prompt.
 type Medium struct {
 	At         int    // position of its first token
-	Identifier string // what the engine identifies it by
+	Identifier string // by which the engine distinguishes the blocks of different images
 }
 
 // whole is a body that was seen at least twice. Invariant: request is immutable and refers to the
@@ -59,8 +59,8 @@ func (w *whole) memory() int {
 	return n
 }
 
-// Bodies longer than sampleFrom are hashed by their length and a sample of their bytes. That is
-// safe because a body with a matching hash is compared in full.
+// Of a body longer than sampleFrom, only the length and some bytes are hashed. That is safe because
+// a body with an equal hash is compared in full.
 const (
 	sampleFrom   = 8 << 10
 	samples      = 32
@@ -94,11 +94,11 @@ func (c *Cache) keepBody(t *Turn, key uint64, api body.API, raw []byte) error {
 	return nil
 }
 
-// Kept reports whether the cache keeps the whole body, so that Keep has an effect and the ids must
-// not be made in memory that is reused.
+// Kept reports whether the cache holds the whole body: then Keep stores the result, so its ids must
+// not be in memory that is reused.
 func (t *Turn) Kept() bool { return t.whole != nil }
 
-// Result returns what Keep kept of this body or an equal one.
+// Result returns the result that Keep stored for this body or an equal one.
 func (t *Turn) Result(space uint64) (Prompt, bool) {
 	if t.whole == nil {
 		return Prompt{}, false
@@ -115,8 +115,8 @@ func (t *Turn) Result(space uint64) (Prompt, bool) {
 	return Prompt{}, false
 }
 
-// Keep keeps the result for the next equal body. Results of one space depend on nothing but the
-// body.
+// Keep stores the result for the next equal body, if Kept. Results of one space must depend on the
+// body only.
 func (t *Turn) Keep(space uint64, p *Prompt) {
 	if t.whole == nil {
 		return

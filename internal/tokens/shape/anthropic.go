@@ -411,14 +411,8 @@ func searchText(d *jinja.Dict) string {
 // vllmAnthropicOptions copies the options that vLLM passes on. The effort is
 // output_config.effort, or none if thinking is disabled.
 func vllmAnthropicOptions(in input, fields *jinja.Dict) error {
-	for _, f := range [...]body.Field{body.FieldChatTemplateKwargs, body.FieldKVTransferParams} {
-		v, err := in.value(f)
-		if err != nil {
-			return err
-		}
-		if !v.IsNone() {
-			fields.Set(f.String(), v)
-		}
+	if err := in.copyTo(fields, body.FieldChatTemplateKwargs, body.FieldKVTransferParams); err != nil {
+		return err
 	}
 	effort, ok := body.TextOf(body.Member(in.Get("output_config"), "effort"))
 	if body.Text(body.Member(in.Get("thinking"), "type")) == "disabled" {
@@ -456,7 +450,7 @@ func (c *anthropicChat) tools(in input, fields *jinja.Dict) error {
 	functions := make([]jinja.Value, 0, len(tools))
 	for i := range tools {
 		d, _ := tools[i].AsDict()
-		if c.customTools && !isCustomTool(textAt(d, "type")) {
+		if c.customTools && slices.ContainsFunc(sglangServerTools, func(prefix string) bool { return strings.HasPrefix(textAt(d, "type"), prefix) }) {
 			continue
 		}
 		schema := dictAt(d, "input_schema")
@@ -486,12 +480,8 @@ func (c *anthropicChat) tools(in input, fields *jinja.Dict) error {
 	return nil
 }
 
-// isCustomTool is SGLang's _tool_discriminator: tools of other types are executed by Anthropic's servers.
-func isCustomTool(kind string) bool {
-	return !slices.ContainsFunc([]string{"web_search_", "computer_", "bash_", "text_editor_"}, func(prefix string) bool {
-		return strings.HasPrefix(kind, prefix)
-	})
-}
+// sglangServerTools are prefixes of the types of tools that Anthropic's servers execute (SGLang's _tool_discriminator).
+var sglangServerTools = []string{"web_search_", "computer_", "bash_", "text_editor_"}
 
 // sglangAnthropicTool includes strict and description even if the request lacks them.
 func sglangAnthropicTool(d *jinja.Dict, schema jinja.Value) jinja.Value {

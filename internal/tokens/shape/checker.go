@@ -39,18 +39,18 @@ func (s State) String() string {
 type CheckerOptions struct {
 	// ModelName is the model name in the requests of the start-up check.
 	ModelName string
-	// Every: one in Every requests in service is compared, more after a difference. 0: 1000.
+	// Every: one in Every requests in service is compared, and each of the next ones after a difference. 0: 1000.
 	Every int
 	// Retry is the interval at which a model that differs, or an engine that did not answer, is
 	// checked again. 0: 1 minute.
 	Retry time.Duration
 	// MaxBody is the largest body, in bytes, that is copied for comparison. 0: 1 MiB.
 	MaxBody int
-	// Cache is used for the model's ids, so that it is compared, too; may be nil.
+	// Cache is used for the model's ids, so that cached ids are compared, too; may be nil.
 	Cache *conv.Cache
-	// Awake reports whether a retry makes sense now; nil: always.
+	// Awake reports whether the engine can be asked when a retry is due; nil: always.
 	Awake func() bool
-	// Gate, if not nil, is a semaphore that limits concurrent checks among the checkers that share it.
+	// Gate, if not nil, is a semaphore: it limits concurrent checks among the checkers that share it.
 	Gate chan struct{}
 	// OnCheck is called after every comparison; a nil difference and a nil error mean equal. It must not block.
 	OnCheck func(api body.API, d *Difference, err error)
@@ -59,9 +59,10 @@ type CheckerOptions struct {
 }
 
 // Checker compares a model's ids with an engine's own, at start-up and in service, and reports
-// whether they may be used. A client may know a prompt whose ids differ, so one prompt in service
-// does not decide: it makes the checker ask for the built-in requests, which do, and for further
-// prompts, of which half decide. Methods may be called concurrently, Check and Run may not.
+// whether they may be used. A client could send a prompt with different ids on purpose, so one
+// difference in service is not decisive: after it the built-in requests are compared again, of which
+// one difference is, and the next maxRecent prompts in service, of which half must differ. Methods
+// may be called concurrently, except Check and Run.
 type Checker struct {
 	model   *Model
 	oracle  *Oracle
@@ -72,29 +73,29 @@ type Checker struct {
 	samples chan []byte   // API in the first byte, then the body
 	again   chan struct{} // a check is requested
 
-	wanted, taken atomic.Uint32 // 1 << API for each whose ids are wanted, and of which the engine takes ids
-	closer        atomic.Int32  // how many requests are compared without skipping any
-	differed      atomic.Bool   // a prompt in service did: the engine is handed no ids until it is checked as a new one
+	wanted, taken atomic.Uint32 // bits 1 << API: those whose ids shall be forwarded, and those for which the engine uses them
+	burst         atomic.Int32  // number of next requests in service that are all compared
+	differed      atomic.Bool   // a prompt in service did: no ids are forwarded until Recheck
 
-	// Only Check and Run use what follows. unanswered are the APIs without an answer, as in taken,
-	// which are asked repeats times more. recent are the last prompts in service that were compared,
-	// condemned that half of them differed and no later ones have redeemed the engine.
+	// Only Check and Run use the following fields. unanswered has the bits of the APIs that got no
+	// answer and are asked repeats times more. recent are the last prompts in service that were
+	// compared. distrusted: half of them differed, and since then too few were equal.
 	unanswered uint32
 	repeats    int
 	seed       maphash.Seed
 	recent     []outcome
-	condemned  bool
+	distrusted bool
 }
 
-// outcome is the result of comparing a prompt. Its key is a hash of the body if the ids are equal, else of the place and the
-// two ids of the difference: the same prompt with other fields, or the next turn of its conversation, counts once.
+// outcome is the result of comparing a prompt. Its key is a hash of the body if the ids are equal, else of the position and the
+// two ids of the difference: so a difference counts once, however many bodies and turns of a conversation repeat it.
 type outcome struct {
 	key     uint64
 	differs bool
 }
 
-// defaultMaxBody is the default of CheckerOptions.MaxBody; maxRecent bounds recent, and maxRepeats
-// how often an API without an answer is asked again after a check.
+// defaultMaxBody is the default of CheckerOptions.MaxBody in bytes; maxRecent bounds the length of recent, and maxRepeats how
+// often an API that did not answer is asked again after a check.
 const (
 	defaultMaxBody = 1 << 20
 	maxRecent      = 16
@@ -121,10 +122,10 @@ func (c *Checker) State() State { return State(c.state.Load()) }
 // Usable reports whether ids may be used for routing.
 func (c *Checker) Usable() bool { return c.State() != Differs }
 
-// Offer submits a request in service; one in Every is copied and compared later, and each while
-// the engine is doubted. It never blocks.
+// Offer submits a request in service. One in Every is copied and compared later, and each one after a difference. It never
+// blocks: if too many wait, the request is not compared.
 func (c *Checker) Offer(req *body.Request) {
-	if c.closer.Load() <= 0 && (!c.Usable() || c.count.Add(1)%uint64(c.options.Every) != 0) || len(req.Body) > c.options.MaxBody {
+	if c.burst.Load() <= 0 && (!c.Usable() || c.count.Add(1)%uint64(c.options.Every) != 0) || len(req.Body) > c.options.MaxBody {
 		return
 	}
 	sample := append(make([]byte, 0, len(req.Body)+1), byte(req.API))
@@ -146,7 +147,7 @@ func (c *Checker) Recheck() {
 // jitter of a tenth, so that the engines of a fleet are not checked at the same moment.
 func (c *Checker) Run(ctx context.Context) {
 	check := func() { c.Check(ctx) }
-	c.atTurn(ctx, check)
+	c.gated(ctx, check)
 	retry := time.NewTicker(c.options.Retry - rand.N(c.options.Retry/10+1))
 	defer retry.Stop()
 	for {
@@ -157,22 +158,22 @@ func (c *Checker) Run(ctx context.Context) {
 			switch {
 			case c.options.Awake != nil && !c.options.Awake():
 			case c.State() != Agrees:
-				c.atTurn(ctx, check)
+				c.gated(ctx, check)
 			case c.unanswered != 0 && c.repeats > 0:
 				c.repeats--
-				c.atTurn(ctx, func() { c.unanswered = c.probe(ctx, c.unanswered) })
+				c.gated(ctx, func() { c.unanswered = c.probe(ctx, c.unanswered) })
 			}
 		case <-c.again:
 			c.forget()
-			c.atTurn(ctx, check)
+			c.gated(ctx, check)
 		case s := <-c.samples:
 			c.sample(ctx, s)
 		}
 	}
 }
 
-// atTurn waits for the gate and runs what asks the engine.
-func (c *Checker) atTurn(ctx context.Context, run func()) {
+// gated calls run while it holds a place of options.Gate, unless ctx ends before.
+func (c *Checker) gated(ctx context.Context, run func()) {
 	if c.options.Gate != nil {
 		select {
 		case c.options.Gate <- struct{}{}:
@@ -185,8 +186,8 @@ func (c *Checker) atTurn(ctx context.Context, run func()) {
 }
 
 // Check compares the built-in requests and sets the state: Agrees if all ids are equal, Differs at
-// the first difference, Unchecked if the engine does not answer. An engine that prompts in service
-// have condemned still differs, and the next ones are compared.
+// the first difference, Unchecked if the engine does not answer. After too many differences in
+// service the state stays Differs even if all are equal; the next prompts are then compared.
 func (c *Checker) Check(ctx context.Context) State {
 	asked := false
 	for _, q := range builtIn(c.options.ModelName) {
@@ -194,7 +195,7 @@ func (c *Checker) Check(ctx context.Context) State {
 		switch {
 		case d != nil:
 			c.forget()
-			c.closer.Store(0)
+			c.burst.Store(0)
 			c.set(Differs, d)
 			return Differs
 		case err == nil:
@@ -209,8 +210,8 @@ func (c *Checker) Check(ctx context.Context) State {
 	switch {
 	case !asked:
 		c.set(Unchecked, nil)
-	case c.condemned:
-		c.closer.Store(maxRecent)
+	case c.distrusted:
+		c.burst.Store(maxRecent)
 	default:
 		c.set(Agrees, nil) // first, so that TakesIDs asks for what is not probed now
 		c.unanswered, c.repeats = c.probe(ctx, c.wanted.Load()), maxRepeats
@@ -220,7 +221,7 @@ func (c *Checker) Check(ctx context.Context) State {
 
 func (c *Checker) sample(ctx context.Context, s []byte) {
 	d, err := c.ask(ctx, s)
-	closer := c.closer.Add(-1) >= 0
+	inBurst := c.burst.Add(-1) >= 0
 	if err != nil {
 		if !errors.Is(err, errNotComparable) && ctx.Err() == nil && c.State() == Agrees {
 			c.set(Unchecked, nil) // until the next check
@@ -234,8 +235,8 @@ func (c *Checker) sample(ctx context.Context, s []byte) {
 	}
 	c.recent = slices.DeleteFunc(c.recent, func(old outcome) bool { return old.key == o.key })
 	c.recent = append(c.recent[max(0, len(c.recent)+1-maxRecent):], o)
-	if d != nil && !closer { // is it the tokenizer, or this prompt?
-		c.closer.Store(maxRecent)
+	if d != nil && !inBurst { // is it the tokenizer, or this prompt?
+		c.burst.Store(maxRecent)
 		c.Check(ctx)
 	}
 	differing := 0
@@ -245,20 +246,20 @@ func (c *Checker) sample(ctx context.Context, s []byte) {
 		}
 	}
 	switch {
-	case !c.condemned && differing >= maxRecent/2:
-		c.recent, c.condemned = nil, true // what redeems it may come over several checks
-		c.closer.Store(0)
+	case !c.distrusted && differing >= maxRecent/2:
+		c.recent, c.distrusted = nil, true // the equal prompts that end this may come after several checks
+		c.burst.Store(0)
 		c.set(Differs, d)
-	case c.condemned && len(c.recent)-differing > maxRecent/2, d == nil && c.State() == Unchecked:
-		c.condemned = false
+	case c.distrusted && len(c.recent)-differing > maxRecent/2, d == nil && c.State() == Unchecked:
+		c.distrusted = false
 		c.set(Agrees, nil)
 		c.unanswered, c.repeats = c.wanted.Load(), maxRepeats // asked at the next retry
 	}
 }
 
-// forget drops what prompts in service have shown: it may have been another engine.
+// forget drops the results of prompts in service, which may be those of an engine that was replaced.
 func (c *Checker) forget() {
-	c.recent, c.condemned = nil, false
+	c.recent, c.distrusted = nil, false
 	c.differed.Store(false)
 }
 
@@ -268,7 +269,7 @@ func (c *Checker) set(s State, d *Difference) {
 	}
 }
 
-// errNotComparable is returned for a request that one of the two sides has no ids for.
+// errNotComparable is returned for a request whose ids are unknown to one of the two sides.
 var errNotComparable = errors.New("not comparable")
 
 // ask compares one request. It returns a difference, nil if the ids (or the refusals) are equal, or an error.
@@ -280,7 +281,7 @@ func (c *Checker) ask(ctx context.Context, s []byte) (*Difference, error) {
 	return d, err
 }
 
-// ours returns what the engine is compared with.
+// ours returns our ids for a request.
 func (c *Checker) ours(ctx context.Context, req *body.Request) (Result, error) {
 	return c.model.PromptInto(ctx, nil, c.options.Cache.Turn(req), c.oracle.Engine)
 }

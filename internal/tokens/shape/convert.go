@@ -7,8 +7,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// converted plans a Responses or Anthropic request as the chat request that engines convert it
-// to.
+// converted plans a Responses or Anthropic request as the chat request that engines convert it to.
 func (m *Model) converted(in input) (*plan, error) {
 	convert := m.anthropicChat
 	switch {
@@ -103,14 +102,8 @@ func responsesChat(in input) (fields *jinja.Dict, partial string, err error) {
 		fields.Set("tools", jinja.List(functions))
 		fields.Set("tool_choice", jinja.String("none")) // the tools are shown anyway, and the parser's flags do not matter here
 	}
-	for _, f := range [...]body.Field{body.FieldChatTemplateKwargs, body.FieldKVTransferParams} {
-		v, err := in.value(f)
-		if err != nil {
-			return nil, "", err
-		}
-		if !v.IsNone() {
-			fields.Set(f.String(), v)
-		}
+	if err := in.copyTo(fields, body.FieldChatTemplateKwargs, body.FieldKVTransferParams); err != nil {
+		return nil, "", err
 	}
 	if n, asked := in.vllmMaxTokens(); asked {
 		fields.Set("max_tokens", jinja.Int(n))
@@ -220,15 +213,13 @@ func reasoningText(item *jinja.Dict) string {
 // appendCall adds the call to the final assistant message, or to a new one. All calls of the
 // message were added here, so their list may grow in place.
 func appendCall(list []jinja.Value, call jinja.Value) []jinja.Value {
-	if n := len(list); n > 0 {
+	if n := len(list); n > 0 && roleOf(list[n-1]) == roleAssistant {
 		last, _ := list[n-1].AsDict()
-		if textAt(last, "role") == roleAssistant {
-			old, _ := member(last, "tool_calls").AsList()
-			last = last.Clone()
-			last.Set("tool_calls", jinja.List(append(old, call)))
-			list[n-1] = jinja.FromDict(last)
-			return list
-		}
+		old, _ := member(last, "tool_calls").AsList()
+		last = last.Clone()
+		last.Set("tool_calls", jinja.List(append(old, call)))
+		list[n-1] = jinja.FromDict(last)
+		return list
 	}
 	msg := chatMessage(roleAssistant, jinja.None())
 	msg.Set("tool_calls", jinja.List([]jinja.Value{call}))
@@ -240,13 +231,17 @@ func blocksText(v jinja.Value, sep string) string {
 	if text, ok := v.AsString(); ok {
 		return text
 	}
+	return strings.Join(appendTexts(nil, v), sep)
+}
+
+// appendTexts appends the texts of a list of text blocks.
+func appendTexts(texts []string, v jinja.Value) []string {
 	blocks, _ := v.AsList()
-	var texts []string
 	for i := range blocks {
 		d, _ := blocks[i].AsDict()
 		if text, has, _ := textOf(d, "text"); has {
 			texts = append(texts, text)
 		}
 	}
-	return strings.Join(texts, sep)
+	return texts
 }

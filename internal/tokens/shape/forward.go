@@ -14,8 +14,8 @@ import (
 
 // ForwardIDs returns the edits that add a prompt's ids to its body, or put them in the place of its text, so that the engine
 // does not tokenize again: kv_transfer_params.prompt_token_ids of chats, messages and responses for vLLM, input_ids of chats
-// for SGLang, and the prompt of completions for both. There are none if the engine has no such field, if the ids are not the
-// whole prompt, if one is out of vocabulary (SGLang crashes on such ids), or if the answer would contain the prompt.
+// for SGLang, and the prompt of completions for both. It returns no edits if the engine has no such field, if the ids are not
+// the whole prompt, if one is out of vocabulary (SGLang crashes on such ids), or if the answer would contain the prompt.
 func (m *Model) ForwardIDs(req *body.Request, engine Engine, res Result) []body.Edit {
 	field := engine.profile().idsField
 	if field == nil || res.Partial != "" || len(res.IDs) == 0 || m.checkIDs(res.IDs) != nil ||
@@ -42,8 +42,8 @@ func (m *Model) ForwardIDs(req *body.Request, engine Engine, res Result) []body.
 	return []body.Edit{body.Set(body.AppendIDList(make([]byte, 0, 7*len(res.IDs)+2), res.IDs), field...)}
 }
 
-// probes are requests of which an engine computes one token: an API, its path, and the member of the answer that does not
-// change with ids.
+// probes are requests for one token each: an API, its path, and the member of the answer that must be the same with and
+// without ids.
 var probes = [...]struct {
 	api          body.API
 	path, answer string
@@ -55,8 +55,9 @@ var probes = [...]struct {
 	{body.Responses, "/v1/responses", "status", `"max_output_tokens":1,"store":false,"input":"Be brief."`}, // may have random ids
 }
 
-// probe finds out of which APIs the engine takes ids: its answer with them equals that without them, and one id more is
-// one token more. apis has a bit, 1 << API, for each one to be asked; unanswered are those of them without an answer.
+// probe finds out for which APIs the engine uses forwarded ids: its answer with them must equal that without them, and its
+// usage must count one prompt token more if one id more is sent. apis has a bit, 1 << API, for each API to be asked; unanswered
+// are those of them that got no answer.
 func (c *Checker) probe(ctx context.Context, apis uint32) (unanswered uint32) {
 	taken := c.taken.Load() &^ apis
 	for _, p := range probes {
@@ -102,8 +103,8 @@ func (c *Checker) probe(ctx context.Context, apis uint32) (unanswered uint32) {
 	return unanswered
 }
 
-// TakesIDs reports whether the engine was found to take the ids of an API, and no prompt in service
-// has differed since it was checked as a new one. The first call for an API makes Run find out.
+// TakesIDs reports whether ids may be forwarded for an API: a probe found that the engine uses them, and no prompt in service
+// has differed since Recheck. The first call for an API makes Run probe it.
 func (c *Checker) TakesIDs(api body.API) bool {
 	bit := uint32(1) << api
 	if !c.Usable() || c.differed.Load() {

@@ -11,8 +11,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// harmonyResponse plans a response of gpt-oss: vllm/entrypoints/openai/responses/harmony.py. It has no
-// ids (encoders.ErrMissing) if vLLM's request model may read the items in another way.
+// harmonyResponse plans a response of gpt-oss: vllm/entrypoints/openai/responses/harmony.py. It returns
+// encoders.ErrMissing, so that there are no ids, for items that vLLM's request model may read differently.
 func (m *Model) harmonyResponse(in input) (*plan, error) {
 	p := &plan{partial: engineHistory(in), chat: &encoders.Chat{Args: new(jinja.Dict), Now: m.options.Now()}}
 	if p.partial != "" {
@@ -108,7 +108,7 @@ func harmonyInput(in input) ([]jinja.Value, error) {
 	}
 	var h harmonyItems
 	head := func(role string) {
-		if !instructions.IsNone() || role != roleSystem && role != roleDeveloper { // the encoder takes the first message's
+		if !instructions.IsNone() || role != roleSystem && role != roleDeveloper { // else the first message has the instructions
 			h.list = append(h.list, object(kv{"role", jinja.String(roleSystem)}, kv{"flat", instructions}))
 		}
 	}
@@ -146,7 +146,7 @@ func harmonyInput(in input) ([]jinja.Value, error) {
 
 type harmonyItems struct {
 	list  []jinja.Value
-	calls map[string]string // from an id to that of the last such call in list: an output belongs to the call before it
+	calls map[string]string // from a client's call_id to the unique id of the last such call in list, to which an output belongs
 }
 
 func (h *harmonyItems) message(role, channel string, texts ...string) {
@@ -162,8 +162,8 @@ func (h *harmonyItems) message(role, channel string, texts ...string) {
 	h.list = append(h.list, jinja.FromDict(msg))
 }
 
-// plainItem reports whether an object has texts under these keys, and besides only others and members
-// that do not change the prompt, which are text or, if null is set, null.
+// plainItem reports whether the members of an object under texts are strings, and every other one is listed in others or has
+// no effect on the prompt: those must be strings or, if null is set, null.
 func plainItem(d *jinja.Dict, null bool, texts []string, others ...string) bool {
 	ok := !slices.ContainsFunc(texts, func(key string) bool { return member(d, key).Kind() != jinja.KindString })
 	d.Range(func(k, v jinja.Value) bool {
@@ -194,9 +194,9 @@ func (h *harmonyItems) add(v jinja.Value) error {
 	id := textAt(item, "call_id")
 	switch kind {
 	case "", "message":
-		return h.said(item, kind)
+		return h.addMessage(item, kind)
 	case "reasoning":
-		return h.thought(item)
+		return h.addReasoning(item)
 	case "function_call":
 		if !plainItem(item, true, []string{"type", "call_id", "name", "arguments"}) {
 			return encoders.ErrMissing
@@ -216,7 +216,7 @@ func (h *harmonyItems) add(v jinja.Value) error {
 			return refuse("No call message found for %s", id)
 		}
 		h.list = append(h.list, object(kv{"role", jinja.String(roleTool)}, kv{"call_id", jinja.String(own)}, kv{"flat", member(item, "output")}))
-	case "additional_tools": // may be taken for instructions
+	case "additional_tools": // the engine may read it as instructions
 		return encoders.ErrMissing
 	default:
 		return refuse("Unknown input type: %s", kind)
@@ -224,13 +224,13 @@ func (h *harmonyItems) add(v jinja.Value) error {
 	return nil
 }
 
-func (h *harmonyItems) said(item *jinja.Dict, kind string) error {
+func (h *harmonyItems) addMessage(item *jinja.Dict, kind string) error {
 	role, channel, parts := textAt(item, "role"), "", "input_text"
 	content := member(item, "content")
 	text, isText := content.AsString()
 	_, hasID := item.Get("id")
 	_, hasStatus := item.Get("status")
-	asList := role == roleAssistant && kind != "" && isText && hasID && hasStatus // of characters
+	asList := role == roleAssistant && kind != "" && isText && hasID && hasStatus // vLLM iterates over the text's characters
 	switch {
 	case asList && text != "":
 		return encoders.ErrMissing
@@ -255,7 +255,7 @@ func (h *harmonyItems) said(item *jinja.Dict, kind string) error {
 	return nil
 }
 
-func (h *harmonyItems) thought(item *jinja.Dict) error {
+func (h *harmonyItems) addReasoning(item *jinja.Dict) error {
 	summary, isList := member(item, "summary").AsList()
 	_, ok := itemTexts(jinja.List(summary), "summary_text")
 	content := member(item, "content")
@@ -273,7 +273,7 @@ func (h *harmonyItems) thought(item *jinja.Dict) error {
 	return nil
 }
 
-// itemTexts returns a text, or the texts of parts of one type. A refusal among an assistant's has none.
+// itemTexts returns a text, or the texts of parts that all have type kind. A refusal part of an assistant has the text "".
 func itemTexts(content jinja.Value, kind string) (texts []string, ok bool) {
 	if text, ok := content.AsString(); ok {
 		return []string{text}, true

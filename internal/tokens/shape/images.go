@@ -2,7 +2,6 @@ package shape
 
 import (
 	"strings"
-	"sync"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
@@ -10,18 +9,19 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/media"
 )
 
-// image is an image of a chat, for vLLM 0.32: vllm/multimodal/hasher.py and processing/inputs.py.
+// image is an image of a chat.
 type image struct {
 	media.Image
 
-	turned     bool // it may be turned
-	identifier string
+	turned     bool   // its orientation tag may exchange width and height
+	identifier string // what vLLM identifies it by (vllm/multimodal/hasher.py, processing/inputs.py)
 }
 
-// Serve sets what the engines' --model is, without which images are not followed. It is safe for concurrent use.
-func (m *Model) Serve(model string) { m.served.Store(&model) }
+// SetEngineModel sets the value of the engines' --model, which is part of the hashes of images. Without it, prompts are matched
+// up to their first image. It is safe for concurrent use.
+func (m *Model) SetEngineModel(model string) { m.served.Store(&model) }
 
-// imagesOf returns how a chat's images are followed, nil if they are not.
+// imagesOf returns an empty list for the images of a request, nil if their tokens cannot be computed.
 func (m *Model) imagesOf(in input) *images {
 	served := m.served.Load()
 	if m.family == nil || served == nil || *served == "" || in.API != body.Chat || given(in.Get("mm_processor_kwargs")) || given(in.Get("media_io_kwargs")) {
@@ -30,14 +30,14 @@ func (m *Model) imagesOf(in input) *images {
 	return &images{family: m.family, served: *served}
 }
 
-// images are those of a plan before the first medium that is not known.
+// images are those of a plan before the first medium whose tokens are unknown.
 type images struct {
 	family *media.Family
-	served string // what vLLM's --model is
+	served string // vLLM's --model
 	list   []image
 }
 
-// front is the text for an image before a message's texts, "" if it is not known.
+// front is the text that stands for an image in front of a message's texts, "" if it is unknown.
 func (i *images) front() string {
 	if i == nil {
 		return ""
@@ -52,10 +52,8 @@ func (i *images) count() int {
 	return len(i.list)
 }
 
-// buffers is a pool for the data of images.
-var buffers = sync.Pool{New: func() any { return new([]byte) }}
-
-// add adds the image of a content part. It returns false if the image is not in the part, or is unusual.
+// add adds the image of a content part. It returns false if the image is not inline, or the part or the image has a form that
+// is not implemented here.
 func (i *images) add(v jinja.Value) bool {
 	part, _ := v.AsDict()
 	if kind := textAt(part, "type"); i == nil || kind != "" && kind != "image_url" && kind != "input_image" {
@@ -76,11 +74,7 @@ func (i *images) add(v jinja.Value) bool {
 		return false
 	}
 	buf, _ := buffers.Get().(*[]byte)
-	defer func() {
-		if cap(*buf) <= pooledText {
-			buffers.Put(buf)
-		}
-	}()
+	defer release(buf)
 	data, ok := media.AppendDataURL((*buf)[:0], url)
 	*buf = data[:0]
 	if !ok {
@@ -100,8 +94,8 @@ func (i *images) add(v jinja.Value) bool {
 // maxExpanded bounds the ids of a prompt with images if the engine's context length is not known.
 const maxExpanded = 1 << 20
 
-// placeImages replaces the token of each image by those that vLLM's processor puts there. The prompt ends before an image
-// whose tokens are not known.
+// placeImages replaces the placeholder token of each image by the tokens that vLLM's processor puts there. The ids end before an
+// image whose tokens are unknown.
 func (m *Model) placeImages(res *Result, p *plan) {
 	f, ids := p.images.family, res.IDs
 	marks := 0

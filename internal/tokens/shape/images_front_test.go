@@ -22,7 +22,7 @@ func tinyChat(t *testing.T, config, processor, template string) *shape.Model {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.Serve("/m")
+	m.SetEngineModel("/m")
 	return m
 }
 

@@ -66,7 +66,7 @@ func promptOf(tb testing.TB, m *Model, raw []byte) (Result, error) {
 // The chats and their ids are those of a stock vLLM 0.32 with a tiny Qwen2-VL.
 func TestChatsWithImagesHaveTheIDsOfTheEngine(t *testing.T) {
 	m := pictured(t, Options{MaxModelLen: 2048})
-	m.Serve("/m")
+	m.SetEngineModel("/m")
 	f, err := os.Open("testdata/images.jsonl.gz")
 	if err != nil {
 		t.Fatal(err)
@@ -132,7 +132,7 @@ func TestImagesThatAreNotKnownCutThePrompt(t *testing.T) {
 	if res, err := promptOf(t, m, chat(part(""), "")); err != nil || res.Partial == "" || res.Media != nil {
 		t.Errorf("engine's model unknown: got %+v, %v, want a cut prompt", res, err)
 	}
-	m.Serve("/m")
+	m.SetEngineModel("/m")
 	whole, err := promptOf(t, m, chat(part(""), ""))
 	if err != nil || whole.Partial != "" || len(whole.Media) != 1 || len(whole.Media[0].Identifier) != 64 {
 		t.Fatalf("got %+v, %v, want one image", whole, err)
@@ -179,7 +179,7 @@ func TestManyImagesAreBounded(t *testing.T) {
 	part := `{"type":"image_url","image_url":{"url":"` + tinyPNG(56, 56) + `"}}`
 	raw := []byte(`{"messages":[{"role":"user","content":[` + strings.Repeat(part+",", 2000) + part + `]}]}`)
 	m := pictured(t, Options{MaxModelLen: 1000})
-	m.Serve("/m")
+	m.SetEngineModel("/m")
 	if res, err := promptOf(t, m, raw); err == nil || len(res.IDs) > 1100 {
 		t.Errorf("got %d ids, %v, want a refusal near the engine's context", len(res.IDs), err)
 	}
@@ -205,7 +205,7 @@ func TestIdentifiersFollowTheEnginesModel(t *testing.T) {
 	raw := []byte(`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"` + tinyPNG(56, 56) + `"}}]}]}`)
 	seen := map[string]bool{}
 	for i, name := range []string{"/a", "/a", "/a", "/b"} {
-		m.Serve(name)
+		m.SetEngineModel(name)
 		var turn conv.Turn
 		if err := c.Parse(&turn, body.Chat, raw); err != nil {
 			t.Fatal(err)
@@ -233,7 +233,7 @@ func BenchmarkChatWithImage(b *testing.B) {
 		b.Run(map[bool]string{true: "followed", false: "cut"}[follow], func(b *testing.B) {
 			m, c := pictured(b, Options{}), conv.New(64<<20)
 			if follow {
-				m.Serve("/m")
+				m.SetEngineModel("/m")
 			}
 			var turn conv.Turn
 			before := processorTime(b)

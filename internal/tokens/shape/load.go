@@ -48,7 +48,8 @@ type Model struct {
 	options   Options
 	idLimit   int                  // largest id + 1
 	templates map[string]*template // by transformers' names: default, tool_use, ...
-	// encoder is vLLM's own one for this model; nil: it uses a template, or one that is missing here.
+	// encoder builds prompts as vLLM's own code for this model does; nil: vLLM uses a template or, with encoderMissing, code
+	// that is not implemented here.
 	encoder        encoders.Encoder
 	encoderMissing bool
 	// systemFirst: some template raises at a system message after the first turn.
@@ -56,11 +57,11 @@ type Model struct {
 	// inlineSystem: the template prints a system message after the first turn.
 	inlineSystem bool
 	supplied     *templateCache
-	context      atomic.Int64 // as the engine says, 0: unknown
-	space        uint64       // of what caches keep of this model, plus a small number per kind
+	context      atomic.Int64 // tokens, as the engine reports it; 0: unknown
+	space        uint64       // separates this model's entries in a conv.Cache; a small number is added per kind of entry
 
-	// family is what vLLM puts in the place of images, nil if that is not known; served is what
-	// vLLM's --model is, which is part of the images' hashes.
+	// family defines the tokens that vLLM puts in the place of images, nil if they are unknown. served is the value of
+	// vLLM's --model, which is part of the images' hashes.
 	family *media.Family
 	served atomic.Pointer[string]
 }
@@ -148,14 +149,12 @@ type template struct {
 	compiled       *jinja.Template
 	variables      map[string]bool
 	namesDeveloper bool // it handles the developer role itself
-	openAI         bool // vLLM passes content parts to it
+	openAI         bool // vLLM passes it lists of content parts, not joined texts
 	sglangOpenAI   bool // SGLang does
 	namesMedia     bool // it supports more than text
 	dated          bool // it prints the date or time
 	fromRequest    bool // a request supplied it
 }
-
-func (t *template) reads(name string) bool { return t.variables[name] }
 
 func compile(source string) (*template, error) {
 	compiled, err := jinja.Compile(source)
@@ -262,8 +261,8 @@ func (m *Model) refuseMedia(kind string, engine *profile) error {
 	return &Refusal{Status: 400, Reason: engine.textOnly(kind), Guessed: !known}
 }
 
-// asRefusal converts an error that a template raised to the engine's answer. An internal error or
-// a limit of our Jinja engine, or a construct that only it lacks, stays an error.
+// asRefusal converts an error that a template raised to the engine's answer. What only our Jinja engine fails at stays an error:
+// an internal error, a limit, or an unsupported construct.
 func asRefusal(err error, engine *profile) error {
 	raised, ok := errors.AsType[*jinja.Error](err)
 	if !ok || raised.Class == jinja.Unsupported || raised.Class == "InternalError" || raised.Class == "ResourceLimit" {

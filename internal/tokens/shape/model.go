@@ -19,7 +19,7 @@ import (
 // Result is what an engine will compute for a request.
 type Result = conv.Prompt
 
-// result is a Result that is being made.
+// result is a Result under construction.
 type result struct {
 	Result
 
@@ -61,7 +61,7 @@ func (m *Model) RenderPrompt(req *body.Request, engine Engine) (Result, error) {
 func (m *Model) compute(ctx context.Context, dst []uint32, turn *conv.Turn, engine Engine, withText bool) (result, error) {
 	req := turn.Request
 	res := result{Result: Result{Prompts: 1}, scratch: dst}
-	late := func(err error) error { // err, unless the time is over
+	late := func(err error) error { // the context's error if it has ended, else err
 		if ctx.Err() != nil {
 			return fmt.Errorf("tokenizing the prompt: %w", ctx.Err())
 		}
@@ -97,7 +97,7 @@ func (m *Model) compute(ctx context.Context, dst []uint32, turn *conv.Turn, engi
 // truncate cuts a prompt as its request says.
 func (m *Model) truncate(turn *conv.Turn, res *Result, p *plan) {
 	n, before, after := max(p.keep, -p.keep), 0, 0
-	if p.ids == nil && p.addSpecial && !p.sided { // a tokenizer that truncates keeps what it adds to a text
+	if p.ids == nil && p.addSpecial && !p.sided { // the engine's tokenizer truncates the text, and keeps the special tokens that it adds
 		before, after = m.tokenizer(p.profile).Added()
 	}
 	switch ids := res.IDs; {
@@ -132,8 +132,8 @@ func (m *Model) plainLength(in input, n int) error {
 	return nil
 }
 
-// SetMaxModelLen sets the context length that the engine says it has, 0 if it is not known. It counts
-// where Options.MaxModelLen is 0.
+// SetMaxModelLen sets the context length, in tokens, that the engine reports; 0: unknown. It is used if Options.MaxModelLen is
+// 0. It is safe for concurrent use.
 func (m *Model) SetMaxModelLen(n int) { m.context.Store(int64(n)) }
 
 func (m *Model) maxModelLen() int {
@@ -143,11 +143,8 @@ func (m *Model) maxModelLen() int {
 	return int(m.context.Load())
 }
 
-// limited reports whether engines limit an API's prompts to their context length.
-func limited(api body.API) bool { return api != body.Tokenize && api != body.CountTokens }
-
 // tooLong refuses a text that cannot fit the engine's context, whatever its tokens are.
-// Tokenizing it could take seconds, for a request that no engine serves.
+// Tokenizing it could take seconds, for a request that every engine refuses.
 func (m *Model) tooLong(p *plan, text string) error {
 	most := m.maxModelLen()
 	if most == 0 || !p.limited || p.keep != 0 || len(text) <= most {
@@ -173,8 +170,8 @@ func (m *Model) plan(in input) (p *plan, assumed string, err error) {
 			assumed = "the " + in.API.String() + " API as embeddings"
 		}
 		switch {
-		case assumed != "" && (in.profile != profiles[VLLM] || in.Form == body.FormNone): // other engines name the prompt otherwise
-			err = fmt.Errorf("the %v API has no prompt that is known", in.API)
+		case assumed != "" && (in.profile != profiles[VLLM] || in.Form == body.FormNone): // other engines have other field names
+			err = fmt.Errorf("the prompt of the %v API is not known", in.API)
 		case chat && in.API == body.Tokenize:
 			p, err = in.profile.chat(m, in)
 		case chat && in.API.Pools():
@@ -197,7 +194,7 @@ func (m *Model) plan(in input) (p *plan, assumed string, err error) {
 		err = fmt.Errorf("the %v API has no prompt", in.API)
 	}
 	if p != nil {
-		p.profile, p.size, p.limited = in.profile, len(in.Body), limited(in.API)
+		p.profile, p.size, p.limited = in.profile, len(in.Body), in.API != body.Tokenize && in.API != body.CountTokens
 	}
 	return p, assumed, err
 }
@@ -233,7 +230,7 @@ func (m *Model) plain(in input) (*plan, error) {
 		}
 	}
 	if in.API == body.VLLMGenerate && in.Has(body.FieldFeatures) {
-		p.partial = "the ids of multimodal features hide what they stand for"
+		p.partial = "the contents of multimodal features are not known"
 		return p, nil
 	}
 	if in.API == body.Generate {
@@ -247,7 +244,7 @@ func (m *Model) plain(in input) (*plan, error) {
 	const keptElements = 1 << 16 // the limit of body.Request
 	batch := in.Form == body.FormTexts || in.Form == body.FormIDLists
 	if batch && len(in.Elements) < min(in.Count, keptElements) { // such as [1,"2"], which pydantic may read as ids
-		p.partial = "the prompt is a list of different kinds"
+		p.partial = "the prompt is a list of mixed types"
 		return p, nil
 	}
 	raw := in.FirstPrompt()
@@ -292,11 +289,17 @@ func (m *Model) checkIDs(ids []uint32) error {
 	return nil
 }
 
-// texts is a pool of buffers for rendered prompts, which are not retained.
-var texts = sync.Pool{New: func() any { return new([]byte) }}
+// buffers is a pool of *[]byte for rendered prompts and decoded images. release returns one.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// pooledText is the maximum capacity, in bytes, of pooled buffers.
-const pooledText = 4 << 20
+// maxPooled is the maximum capacity, in bytes, of a pooled buffer; larger ones are dropped.
+const maxPooled = 4 << 20
+
+func release(buf *[]byte) {
+	if cap(*buf) <= maxPooled {
+		buffers.Put(buf)
+	}
+}
 
 // encode renders and tokenizes the plan into res.
 func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *plan, withText bool) error {
@@ -305,12 +308,8 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 	}
 	text := p.text
 	if p.template != nil || p.chat != nil {
-		buf, _ := texts.Get().(*[]byte)
-		defer func() {
-			if cap(*buf) <= pooledText {
-				texts.Put(buf)
-			}
-		}()
+		buf, _ := buffers.Get().(*[]byte)
+		defer release(buf)
 		render := m.render
 		if p.chat != nil {
 			render = m.encoded
@@ -368,7 +367,7 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 	return nil
 }
 
-// tokenizer returns the one that an engine uses.
+// tokenizer returns the tokenizer that an engine uses: vLLM prefers that of Mistral's format.
 func (m *Model) tokenizer(engine *profile) *bpe.Tokenizer {
 	if own := m.tok.Mistral(); own != nil && engine == profiles[VLLM] {
 		return own
@@ -408,12 +407,12 @@ func (m *Model) render(ctx context.Context, dst []byte, p *plan) ([]byte, error)
 	env := jinja.RequestEnv(p.size)
 	env.Now, env.Stop = m.options.Now(), ctx.Done()
 	if p.template.fromRequest {
-		release, err := reserve(2 * int64(env.MaxMemory)) // live and dead values
+		done, err := reserve(2 * int64(env.MaxMemory)) // MaxMemory bounds live values; as many may wait for the garbage collector
 		if err != nil {
 			return dst, err
 		}
-		defer release()
-	} else { // the operator's template, and a client's data
+		defer done()
+	} else { // the template is the operator's, only the data are the client's
 		env.MaxMemory, env.MaxOutput, env.MaxSteps = 2*env.MaxMemory, 2*env.MaxOutput, max(env.MaxSteps, 20_000_000)
 	}
 	out, err := p.template.compiled.Render(dst, p.vars, env)

@@ -30,7 +30,7 @@ type Oracle struct {
 // maxAnswer is the maximum size of an engine's response in bytes, maxMessage that of its error message.
 const maxAnswer, maxMessage = 16 << 20, 300
 
-// A prompt is sent to the engine only, wherever that redirects to.
+// toEngine follows no redirects: a prompt is sent to the engine only.
 var toEngine = http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 
 // IDs queries the engine's tokenizing endpoint for the ids of req. asked is the request that was sent, which may have
@@ -79,14 +79,14 @@ func (o *Oracle) renderedIDs(ctx context.Context, req *body.Request) ([]uint32, 
 	if err != nil {
 		return nil, err
 	}
-	ids, err := body.AppendIDs(nil, body.Member(answer, "token_ids"))
+	ids, _, err := renderedIDs(answer)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return ids, nil
 }
 
-// errNoEndpoint is wrapped by the error for 403, 404 and 501, errNoAnswer by those of calls without a whole answer.
+// errNoEndpoint is wrapped by errors for the statuses 403, 404 and 501, errNoAnswer by errors of calls that got no complete answer.
 var errNoEndpoint, errNoAnswer = errors.New("no such endpoint"), errors.New("no answer")
 
 func (o *Oracle) question(req *body.Request) (path string, data []byte, err error) {
@@ -107,10 +107,7 @@ func (o *Oracle) question(req *body.Request) (path string, data []byte, err erro
 		if len(data) > 1 {
 			data = append(data, ',')
 		}
-		data = append(data, '"')
-		data = append(data, f.String()...)
-		data = append(data, `":`...)
-		data = append(data, raw...)
+		data = fmt.Appendf(data, `"%s":%s`, f, raw)
 	}
 	return engine.tokenizePath, append(data, '}'), nil
 }

@@ -29,16 +29,16 @@ type plan struct {
 	final      *string
 	addSpecial bool
 	keep       int  // 0: all ids are kept; n > 0: the last n; n < 0: the first -n
-	sided      bool // the request says which are kept
+	sided      bool // the request chooses whether the first or the last ids are kept
 	limited    bool // engines limit such prompts to their context length
 	// partial is the reason why only the front of the prompt is known, "" if all of it is. A
 	// partial rendered text is cut at mediaMark.
 	partial string
-	// images, if not nil, are those before the first medium that is not known.
+	// images, if not nil, are the images before the first medium whose tokens are unknown.
 	images *images
 }
 
-// mediaMark takes the place of the first medium that is not known. The text after it is unknown here.
+// mediaMark takes the place of the first medium whose tokens are unknown. The prompt is known only up to it.
 const mediaMark = "\ue3b0kvlane media\ue3b1"
 
 // cutAtMedia marks the prompt as known only up to the first mediaMark.
@@ -60,7 +60,7 @@ type input struct {
 	profile *profile
 	// origin is the API that the client called; Request may be a chat converted from its body.
 	origin body.API
-	// stop is closed when the caller's time is over. Messages are not read any more then.
+	// stop is closed when the caller's context ends; the shaping of messages then stops with errStopped.
 	stop <-chan struct{}
 }
 
@@ -71,6 +71,20 @@ func (in input) value(f body.Field) (jinja.Value, error) {
 		return jinja.None(), nil
 	}
 	return in.parse(nil, f.String(), raw)
+}
+
+// copyTo copies the fields that the request sets.
+func (in input) copyTo(out *jinja.Dict, fields ...body.Field) error {
+	for _, f := range fields {
+		v, err := in.value(f)
+		if err != nil {
+			return err
+		}
+		if !v.IsNone() {
+			out.Set(f.String(), v)
+		}
+	}
+	return nil
 }
 
 // parse reads a JSON text. texts is for jinja.ParseJSONInto.
@@ -124,7 +138,7 @@ func (in input) dictOf(f body.Field) (*jinja.Dict, error) {
 	return d, nil
 }
 
-// listIn returns the converted items of a message's list; given is false if there is none, or null.
+// listIn returns the converted items of the list under a message's key; given is false if it is absent or null.
 func listIn(msg *jinja.Dict, key string, convert func(jinja.Value) (jinja.Value, error)) (list []jinja.Value, given bool, err error) {
 	v := member(msg, key)
 	if v.IsNone() {
@@ -170,6 +184,16 @@ func textAt(d *jinja.Dict, key string) string {
 	return text
 }
 
+// firstOf returns the value of the first key that d has and that is not null, or else None.
+func firstOf(d *jinja.Dict, keys ...string) jinja.Value {
+	for _, key := range keys {
+		if v := member(d, key); !v.IsNone() {
+			return v
+		}
+	}
+	return jinja.None()
+}
+
 // textOf returns the text under a key. has reports whether there is a text; ok is false if there
 // is a value other than text or null.
 func textOf(d *jinja.Dict, key string) (text string, has, ok bool) {
@@ -199,5 +223,5 @@ func dict(members ...kv) *jinja.Dict {
 // object is dict as a value.
 func object(members ...kv) jinja.Value { return jinja.FromDict(dict(members...)) }
 
-// join returns the texts joined by sep.
+// join is strings.Join as a value.
 func join(texts []string, sep string) jinja.Value { return jinja.String(strings.Join(texts, sep)) }

@@ -49,7 +49,7 @@ func (r *Remote) Prompt(ctx context.Context, req *body.Request) (Result, error) 
 	res, err := Result{}, ErrBreakerOpen
 	if r.allow() {
 		res, err = r.call(ctx, path, req)
-		r.done(!errors.Is(err, errNoAnswer) || ctx.Err() != nil) // an error that it answers fails that prompt only
+		r.done(!errors.Is(err, errNoAnswer) || ctx.Err() != nil) // an error response does not count against the renderer
 	}
 	if r.OnCall != nil {
 		r.OnCall(err)
@@ -70,18 +70,19 @@ func (r *Remote) call(ctx context.Context, path string, req *body.Request) (Resu
 	return Result{IDs: ids, Prompts: n}, err
 }
 
-// renderedIDs reads token_ids of one GenerateRequest, or of the first of a list.
-func renderedIDs(answer []byte) ([]uint32, int, error) {
+// renderedIDs reads token_ids of one GenerateRequest, or of the first in a list. n is their number.
+func renderedIDs(answer []byte) (ids []uint32, n int, err error) {
 	var list body.Request
 	raw := append(append([]byte(`{"input":`), answer...), '}')
 	if err := list.Parse(body.Embeddings, raw); err != nil {
 		return nil, 0, err
 	}
-	first, n := list.Prompt.Of(raw), 1
+	first := list.Prompt.Of(raw)
+	n = 1
 	if list.Count > 0 && len(list.Elements) > 0 {
 		first, n = list.Elements[0].Of(raw), list.Count
 	}
-	ids, err := body.AppendIDs(nil, body.Member(first, "token_ids"))
+	ids, err = body.AppendIDs(nil, body.Member(first, "token_ids"))
 	return ids, n, err
 }
 

@@ -147,7 +147,7 @@ func (m *Model) sglangVars(in input, template *template) (*jinja.Dict, error) {
 		return nil, err
 	}
 	if !thinking.IsNone() {
-		rest(merged, thinks(thinking))
+		addMissing(merged, thinks(thinking))
 	}
 	vars := m.config.specialTokens()
 	vars.Set("documents", jinja.None())

@@ -8,7 +8,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// sglangResponse follows SGLang 0.5.23's serving_responses.py: items become messages, those of one turn of the assistant one.
+// sglangResponse follows SGLang 0.5.23's serving_responses.py: items become messages, and consecutive items of the assistant
+// become one.
 func (m *Model) sglangResponse(in input) (fields *jinja.Dict, partial string, err error) {
 	if partial := engineHistory(in); partial != "" {
 		return nil, partial, nil
@@ -35,7 +36,7 @@ func (m *Model) sglangResponse(in input) (fields *jinja.Dict, partial string, er
 		case err != nil:
 			return nil, "", err
 		case !known:
-			return nil, "an item that the engine reads in a way of its own", nil
+			return nil, "an input item whose form in the engine's prompt is unknown", nil
 		case msg != nil:
 			t.add(msg)
 		}
@@ -59,7 +60,7 @@ func (m *Model) sglangResponse(in input) (fields *jinja.Dict, partial string, er
 	}
 	if d, _ := kwargs.AsDict(); !kwargs.IsNone() {
 		if _, has := d.Get("chat_template"); has {
-			return nil, "a template of the request, which the engine takes here without being told to", nil
+			return nil, "a template supplied by the request, which the engine uses here without --trust-request-chat-template", nil
 		}
 		fields.Set("chat_template_kwargs", kwargs)
 	}
@@ -75,7 +76,7 @@ func (m *Model) sglangResponse(in input) (fields *jinja.Dict, partial string, er
 		if textAt(d, "reasoning_effort") == "none" && !member(d, "effort").Truth() {
 			existing, _ := kwargs.AsDict()
 			merged := existing.Clone()
-			rest(merged, thinks(jinja.Bool(false)))
+			addMissing(merged, thinks(jinja.Bool(false)))
 			fields.Set("chat_template_kwargs", jinja.FromDict(merged))
 		}
 	}
@@ -101,7 +102,7 @@ func sglangResponseTools(in input, fields *jinja.Dict) (partial string, err erro
 			functions = append(functions, object(kv{"type", jinja.String("function")}, kv{"function", jinja.FromDict(f)}))
 		case "web_search", "web_search_preview", "code_interpreter", "file_search": // the template does not see them
 		default:
-			return "a tool that the engine shows in a way of its own", nil
+			return "a tool whose form in the engine's prompt is unknown", nil
 		}
 	}
 	if functions != nil {
@@ -128,7 +129,8 @@ func sglangResponseTools(in input, fields *jinja.Dict) (partial string, err erro
 	return "", nil
 }
 
-// sglangItem returns the message of an item, nil for a thought without text. known is false for kinds that are not followed.
+// sglangItem returns the message of an item, nil for a thought without text. known is false if the engine's message for such an
+// item is not implemented here.
 func sglangItem(v jinja.Value) (msg *jinja.Dict, known bool, err error) {
 	item, ok := v.AsDict()
 	if !ok {
@@ -210,7 +212,7 @@ func sglangItem(v jinja.Value) (msg *jinja.Dict, known bool, err error) {
 
 const developerLabel = "Developer instructions:"
 
-// sglangParts returns the parts of a message as a chat has them. developer: the first text is labelled.
+// sglangParts returns the chat form of a message's parts. developer: the first text gets developerLabel as a prefix.
 func sglangParts(parts []jinja.Value, developer bool) jinja.Value {
 	out := make([]jinja.Value, 0, len(parts)+1)
 	for i := range parts {
@@ -237,15 +239,15 @@ func sglangParts(parts []jinja.Value, developer bool) jinja.Value {
 	return jinja.List(out)
 }
 
-// sglangTurns are messages. What several items add to the last one, an assistant's, is joined when it is complete: a join for
-// each item would take the square of their number.
+// sglangTurns collects messages. What several items add to one message of the assistant is joined once, when the message is
+// complete: joining at each item would take quadratic time.
 type sglangTurns struct {
 	list           []*jinja.Dict
 	content, calls []jinja.Value
 	thoughts       []string
 }
 
-// add appends a message, or joins an assistant's with the one before it.
+// add appends a message, or merges an assistant's message into the one before it.
 func (t *sglangTurns) add(msg *jinja.Dict) {
 	if !t.continues(msg) {
 		t.finish()
@@ -283,7 +285,8 @@ func (t *sglangTurns) continues(msg *jinja.Dict) bool {
 	return textAt(last, "phase") == textAt(msg, "phase") || thought && last.Len() == 2
 }
 
-// finish joins what was added to the last message. Texts are one text as long as nothing else is between them.
+// finish joins what was added to the last message: texts alone to one text, others to a list of parts that begins with the texts
+// up to the first other part as one.
 func (t *sglangTurns) finish() {
 	if len(t.list) == 0 {
 		return
@@ -324,7 +327,7 @@ func asParts(v jinja.Value) []jinja.Value {
 	return nil
 }
 
-// systemFirst joins the system's messages to one in front.
+// systemFirst merges the system messages into one at the front.
 func systemFirst(list []*jinja.Dict) []*jinja.Dict {
 	var texts []string
 	others := make([]*jinja.Dict, 1, len(list)+1)
@@ -334,13 +337,7 @@ func systemFirst(list []*jinja.Dict) []*jinja.Dict {
 		} else if text, ok := member(msg, "content").AsString(); ok {
 			texts = append(texts, text)
 		} else {
-			parts, _ := member(msg, "content").AsList()
-			for i := range parts {
-				d, _ := parts[i].AsDict()
-				if text, has, _ := textOf(d, "text"); has {
-					texts = append(texts, text)
-				}
-			}
+			texts = appendTexts(texts, member(msg, "content"))
 		}
 	}
 	if texts == nil {

@@ -53,7 +53,7 @@ var (
 // standardSchema returns a schema with its types replaced, or the same value if nothing changes.
 func standardSchema(v jinja.Value) jinja.Value {
 	if items, ok := v.AsList(); ok {
-		return mapped(v, items, standardSchema)
+		return standardSchemas(v, items)
 	}
 	d, ok := v.AsDict()
 	if !ok {
@@ -61,13 +61,12 @@ func standardSchema(v jinja.Value) jinja.Value {
 	}
 	out := d
 	set := func(key string, old, now jinja.Value) {
-		if same(old, now) {
-			return
+		if old != now {
+			if out == d {
+				out = d.Clone()
+			}
+			out.Set(key, now)
 		}
-		if out == d {
-			out = d.Clone()
-		}
-		out.Set(key, now)
 	}
 	if kind, ok := d.Get("type"); ok {
 		if items, isList := kind.AsList(); isList {
@@ -78,12 +77,12 @@ func standardSchema(v jinja.Value) jinja.Value {
 	}
 	for _, key := range schemaMaps {
 		if nested, _ := member(d, key).AsDict(); nested != nil {
-			set(key, member(d, key), mappedValues(nested))
+			set(key, member(d, key), standardMembers(nested))
 		}
 	}
 	for _, key := range schemaLists {
 		if items, ok := member(d, key).AsList(); ok {
-			set(key, member(d, key), mapped(member(d, key), items, standardSchema))
+			set(key, member(d, key), standardSchemas(member(d, key), items))
 		}
 	}
 	for _, key := range subSchemas {
@@ -97,13 +96,11 @@ func standardSchema(v jinja.Value) jinja.Value {
 	return jinja.FromDict(out)
 }
 
-// same reports whether a replacement returned the value unchanged.
-func same(a, b jinja.Value) bool { return a == b }
-
-func mapped(v jinja.Value, items []jinja.Value, f func(jinja.Value) jinja.Value) jinja.Value {
+// standardSchemas is standardSchema for the items of the list v.
+func standardSchemas(v jinja.Value, items []jinja.Value) jinja.Value {
 	var out []jinja.Value
 	for i := range items {
-		if now := f(items[i]); !same(items[i], now) {
+		if now := standardSchema(items[i]); now != items[i] {
 			if out == nil {
 				out = slices.Clone(items)
 			}
@@ -116,10 +113,11 @@ func mapped(v jinja.Value, items []jinja.Value, f func(jinja.Value) jinja.Value)
 	return jinja.List(out)
 }
 
-func mappedValues(d *jinja.Dict) jinja.Value {
+// standardMembers is standardSchema for each member of d.
+func standardMembers(d *jinja.Dict) jinja.Value {
 	out := d
 	d.Range(func(k, v jinja.Value) bool {
-		if now := standardSchema(v); !same(v, now) {
+		if now := standardSchema(v); now != v {
 			if out == d {
 				out = d.Clone()
 			}
@@ -139,7 +137,7 @@ func uniqueTypes(v jinja.Value, items []jinja.Value) jinja.Value {
 	changed := false
 	for i := range items {
 		now := schemaType(items[i])
-		changed = changed || !same(items[i], now)
+		changed = changed || now != items[i]
 		if name, isText := now.AsString(); isText {
 			if seen[name] {
 				changed = true

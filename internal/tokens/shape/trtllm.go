@@ -47,7 +47,7 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 		return nil, err
 	}
 	p.vars = m.config.specialTokens()
-	rest(p.vars, kwargs)
+	addMissing(p.vars, kwargs)
 	p.vars.Set("messages", jinja.List(shown))
 	p.vars.Set("tools", jinja.None())
 	if haveTools {
@@ -74,11 +74,7 @@ func (s *trtllmShape) message(v jinja.Value) (jinja.Value, error) {
 	out := chatMessage(role, content)
 	switch role {
 	case roleAssistant:
-		thought := member(msg, "reasoning")
-		if thought.IsNone() {
-			thought = member(msg, "reasoning_content")
-		}
-		if !thought.IsNone() {
+		if thought := firstOf(msg, "reasoning", "reasoning_content"); !thought.IsNone() {
 			out.Set("reasoning_content", thought)
 		}
 		if calls := member(msg, "tool_calls"); !calls.IsNone() {

@@ -117,7 +117,7 @@ func (m *Model) vllmVars(in input, template *template, tokenize bool) (*jinja.Di
 				refusal = refuse("`return_assistant_tokens_mask=True` requires `return_dict=True` and `tokenize=True`")
 			}
 		default:
-			if template.reads(key) {
+			if template.variables[key] {
 				vars.Set(key, v)
 			}
 		}
@@ -315,8 +315,8 @@ func laxFlag(d *jinja.Dict, key string) (jinja.Value, error) {
 	return jinja.Bool(b), nil
 }
 
-// rest adds the entries of d that out lacks.
-func rest(out, d *jinja.Dict) {
+// addMissing adds the entries of d that out lacks.
+func addMissing(out, d *jinja.Dict) {
 	d.Range(func(k, v jinja.Value) bool {
 		if key, ok := k.AsString(); ok {
 			if _, there := out.Get(key); !there {

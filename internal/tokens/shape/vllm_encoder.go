@@ -55,7 +55,7 @@ func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan
 			return nil, err
 		}
 	case slices.ContainsFunc(p.chat.Messages, func(v jinja.Value) bool { msg, _ := v.AsDict(); return !member(msg, "tool_calls").IsNone() }):
-		return nil, encoders.ErrMissing // vLLM fails to read most of them there
+		return nil, encoders.ErrMissing // vLLM's /tokenize fails on most messages with calls
 	}
 	if ids, err := m.forwardedIDs(in); err != nil || ids != nil && !p.hasMedia() {
 		return &plan{ids: ids}, err
@@ -99,7 +99,7 @@ func withoutTemplate(in input, tokenize bool) error {
 	return nil
 }
 
-// withShortIDs returns messages with the last nine characters of the ids of calls. It refuses a result whose id is null.
+// withShortIDs cuts the ids of calls to their last nine characters, as mistral-common requires. It refuses a result whose id is null.
 func withShortIDs(messages []jinja.Value) ([]jinja.Value, error) {
 	const most = 9
 	short := func(d *jinja.Dict, key string) *jinja.Dict {
@@ -138,7 +138,7 @@ func withShortIDs(messages []jinja.Value) ([]jinja.Value, error) {
 	return out, nil
 }
 
-// vllmArguments returns the arguments of the chat template that vLLM takes from a request: not null and "auto" ones.
+// vllmArguments returns the arguments of the chat template that vLLM takes from a request: all but those that are null or "auto".
 func vllmArguments(in input, tokenize bool) (*jinja.Dict, error) {
 	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
 	if err != nil {
@@ -211,11 +211,7 @@ func vllmValidated(v jinja.Value) (jinja.Value, error) {
 		return v, err
 	}
 	out.Set("calls", jinja.List(calls))
-	thought := member(msg, "reasoning")
-	if thought.IsNone() {
-		thought = member(msg, "reasoning_content")
-	}
-	out.Set("reasoning", thought)
+	out.Set("reasoning", firstOf(msg, "reasoning", "reasoning_content"))
 	return jinja.FromDict(out), nil
 }
 
