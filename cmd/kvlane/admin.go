@@ -42,12 +42,12 @@ func limitAdmin(l net.Listener, log zerolog.Logger) net.Listener {
 	return netutil.LimitListener(&fairListener{Listener: l, log: log, open: map[string]int{}}, maxAdminConnections)
 }
 
-// fairListener closes the connections of a host above maxOfHost, and says so once a minute.
+// fairListener closes connections of a host that has maxOfHost open ones, and logs that at most once a minute.
 type fairListener struct {
 	net.Listener
 
 	log  zerolog.Logger
-	said time.Time // of the goroutine that accepts
+	said time.Time // of the last warning; only Accept uses it
 
 	mu   sync.Mutex
 	open map[string]int // connections by host
@@ -71,7 +71,7 @@ func (l *fairListener) Accept() (net.Conn, error) {
 		}
 		l.mu.Unlock()
 		if !full {
-			return &hostConn{Conn: c, closed: sync.OnceFunc(func() { l.left(host) })}, nil
+			return &hostConn{Conn: c, closed: sync.OnceFunc(func() { l.release(host) })}, nil
 		}
 		_ = c.Close()
 		if now := time.Now(); now.Sub(l.said) >= time.Minute {
@@ -81,7 +81,7 @@ func (l *fairListener) Accept() (net.Conn, error) {
 	}
 }
 
-func (l *fairListener) left(host string) {
+func (l *fairListener) release(host string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.open[host]--; l.open[host] == 0 {
@@ -101,7 +101,8 @@ func (c *hostConn) Close() error {
 	return c.Conn.Close()
 }
 
-// newProbe returns the server of listen.health. Anybody who reaches the port may ask, so questions are short and few.
+// newProbe returns the server of listen.health. Everyone who reaches the port may use it, so messages and streams are bounded
+// tightly.
 func newProbe() *grpc.Server {
 	return grpc.NewServer(grpc.MaxRecvMsgSize(4<<10), grpc.MaxHeaderListSize(16<<10), grpc.MaxConcurrentStreams(8), grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: adminIdle}))
@@ -145,7 +146,7 @@ func local(r *http.Request) bool {
 	return err == nil && (host == "127.0.0.1" || host == "::1")
 }
 
-// guarded serves h to holders of the token in a file; without a file, to the same machine.
+// guarded serves h to clients that have the token in a file; without a file, to clients on this machine.
 func guarded(tokenFile string, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if tokenFile == "" {
@@ -181,7 +182,7 @@ func sameSite(h http.Handler) http.Handler {
 	}))
 }
 
-// readable serves what may be read: with a token file, to holders of the token only.
+// readable serves pages without effects: to everyone, or with a token file, to clients that have the token.
 func readable(tokenFile string, h http.Handler) http.Handler {
 	if tokenFile == "" {
 		return h

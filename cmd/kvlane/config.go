@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	stdio "io"
 	"os"
@@ -77,8 +78,8 @@ func runCheck(ctx context.Context, io streams, args []string) error {
 	return nil
 }
 
-// effectiveConfig returns the configuration of the Kvlane that serves an admin port, nil if none answers. One that asks for the
-// token is closed: the token is not sent, since any program could ask so.
+// effectiveConfig returns the configuration of the Kvlane that serves an admin port, nil if none answers. closed reports that it
+// asks for the token of admin.token_file, which is not sent: any program could listen there and ask for it.
 func effectiveConfig(ctx context.Context, a config.Admin) (text []byte, closed bool) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -97,7 +98,7 @@ type finding struct {
 	config.Problem
 }
 
-// plural is a number of things.
+// plural returns a number with a noun, which gets an s unless the number is 1.
 func plural(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
@@ -144,21 +145,24 @@ func findingsForGitHub(io streams, _ string, found []finding) {
 
 func runConfig(_ context.Context, io streams, args []string) error {
 	f := flags("config")
-	file := f.String("config", "", "configuration `file`, the same as the argument; without it the defaults")
 	f.Bool("effective", true, "print the configuration with all defaults, presets and variables filled in; secrets are hidden")
+	return printFrom(io, f, args, (*config.Config).Effective)
+}
+
+func runEnvoyConfig(_ context.Context, io streams, args []string) error {
+	return printFrom(io, flags("envoy-config"), args, envoy.Bootstrap)
+}
+
+// printFrom prints what of returns for the configuration file that is named, or for the defaults.
+func printFrom(io streams, f *flag.FlagSet, args []string, of func(*config.Config) ([]byte, error)) error {
+	file := f.String("config", "", "configuration `file`, the same as the argument; without it the defaults")
 	if err := parse(io, f, args, 1); err != nil {
 		return err
 	}
-	return printOf(io, cmp.Or(*file, f.Arg(0)), (*config.Config).Effective)
-}
-
-// printOf prints what is made of a configuration file; "" means the defaults.
-func printOf(io streams, file string, of func(*config.Config) ([]byte, error)) error {
-	defaults := config.Default()
-	c := &defaults
-	if file != "" {
+	c := new(config.Default())
+	if name := cmp.Or(*file, f.Arg(0)); name != "" {
 		var err error
-		if c, _, err = config.Load(file); err != nil {
+		if c, _, err = config.Load(name); err != nil {
 			return err
 		}
 	}
@@ -167,15 +171,6 @@ func printOf(io streams, file string, of func(*config.Config) ([]byte, error)) e
 		_, err = io.out.Write(text)
 	}
 	return err
-}
-
-func runEnvoyConfig(_ context.Context, io streams, args []string) error {
-	f := flags("envoy-config")
-	file := f.String("config", "", "configuration `file`, the same as the argument; without it the defaults")
-	if err := parse(io, f, args, 1); err != nil {
-		return err
-	}
-	return printOf(io, cmp.Or(*file, f.Arg(0)), envoy.Bootstrap)
 }
 
 func runSchema(_ context.Context, io streams, args []string) error {

@@ -49,7 +49,6 @@ func (d *demo) startMembers(n int, yaml func(listen, admin, more string) string)
 		}
 		m.cmd = exec.Command(self, "serve", "--config", m.file)
 		m.cmd.Stderr = log
-		// As for Envoy: Ctrl-C reaches only this process, and the kernel kills them if it dies.
 		m.cmd.SysProcAttr = envoy.Child()
 		err = m.cmd.Start()
 		log.Close()

@@ -16,8 +16,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
-// hubPatience bounds how long the model hub is waited for. It is below the chart's probes.startupSeconds. If the hub has not
-// answered by then at the start, it is asked again after retryFirst, and then after twice the time each, up to retryLast.
+// hubPatience bounds the wait for the model hub. It is below the chart's probes.startupSeconds. If the hub has not answered by
+// then at the start, it is asked again after retryFirst, with the interval doubled each time, up to retryLast.
 var hubPatience, retryFirst, retryLast = 90 * time.Second, 30 * time.Second, 10 * time.Minute
 
 // openTokenizer returns the files of a tokenizer: of a folder, of the binary, or of the model hub.
@@ -52,7 +52,7 @@ func openHub(ctx context.Context, cache hub.Cache, tokenizer string) (*hub.Snaps
 	return nil, hubError{err}
 }
 
-// hubError is why a model hub's files are not available, and what to do.
+// hubError explains why a model hub's files are not available, and what to do.
 type hubError struct{ error }
 
 func (e hubError) Unwrap() error { return e.error }
@@ -63,7 +63,7 @@ func hubAway(err error) bool {
 	return ok && !errors.Is(err, hub.ErrRefused)
 }
 
-// checkLock returns an error if the files have not the hash of tokenizer_lock.
+// checkLock returns an error if the files do not have the hash of tokenizer_lock.
 func checkLock(m config.Model, s *hub.Snapshot) error {
 	if m.TokenizerLock == "" || m.TokenizerLock == s.Lock() {
 		return nil
@@ -71,7 +71,7 @@ func checkLock(m config.Model, s *hub.Snapshot) error {
 	return hubError{fmt.Errorf("%w: %s (commit %s) has files of hash %s, tokenizer_lock is %s", hub.ErrRefused, s.Name, s.Commit, s.Lock(), m.TokenizerLock)}
 }
 
-// awaitTokenizer is openTokenizer at a start: it asks the hub again, until ctx ends, while another attempt may succeed.
+// awaitTokenizer is openTokenizer for the service: it retries until ctx ends, unless the error cannot go away by itself.
 func awaitTokenizer(ctx context.Context, m config.Model, log zerolog.Logger) (fs.FS, error) {
 	if !strings.HasPrefix(m.Tokenizer, hub.Prefix) {
 		return models.Open(m.Tokenizer)
@@ -99,8 +99,8 @@ func awaitTokenizer(ctx context.Context, m config.Model, log zerolog.Logger) (fs
 	}
 }
 
-// checkHub is openTokenizer for check, which downloads only if live. The note is what the configuration could pin, or why
-// the tokenizer was not checked; then files is nil.
+// checkHub is openTokenizer for the command check, which downloads only if live. note is a warning: how to pin the revision, or
+// why the tokenizer was not checked; then files is nil.
 func checkHub(ctx context.Context, m config.Model, live bool) (files fs.FS, note string, err error) {
 	if !strings.HasPrefix(m.Tokenizer, hub.Prefix) {
 		files, err = models.Open(m.Tokenizer)

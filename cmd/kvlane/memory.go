@@ -9,23 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// collectPercent is the garbage that the heap may accumulate, in percent of the live heap
-// (GOGC). Most of the heap is caches and the index, which hold few pointers, and caches
-// reuse their memory, so that collections are cheap and rare: at 15 no more CPU time was
-// measurable than at Go's default of 100, with far less memory. At 10 the cost shows. GOGC
-// and GOMEMLIMIT in the environment take precedence.
+// collectPercent is GOGC: the garbage that the heap may accumulate, in percent of the live heap.
+// Most of the heap is caches and the index, which hold few pointers, and caches reuse their memory,
+// so collections are cheap and rare: 15 took no measurable CPU time more than Go's default of 100,
+// and far less memory; 10 did. GOGC and GOMEMLIMIT in the environment take precedence.
 const collectPercent = 15
 
-// boundMemory sets the garbage collector for a service that keeps caches.
 func boundMemory() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(collectPercent)
 	}
 }
 
-// dropFilePages lets go of the program's own pages, most of which only the start has needed: parsers, tables and the files in the
-// binary. What is used again is mapped again from the system's cache of files. That is safe as only mappings are dropped that
-// cannot be written and of which no page differs from the file, such as after relocation. Elsewhere than on Linux it does nothing.
+// dropFilePages unmaps the binary's pages, most of which are needed at the start only: parsers, tables and embedded files. A page
+// that is used again is mapped again from the page cache. That is safe, because it skips mappings that can be written or have a
+// page that differs from the file, for example after relocation. It has an effect on Linux only.
 func dropFilePages() {
 	maps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {

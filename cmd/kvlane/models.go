@@ -22,9 +22,9 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// loadModels loads the tokenizers of the configuration; of old, the models as they were loaded before, only those whose hub was
-// away. A tokenizer that is not known to be exact, or whose hub does not answer within hubPatience, is left out and the reason
-// logged: its model is routed by load. A folder that cannot be read at all is an error.
+// loadModels loads the tokenizers of the configuration. If old is not nil, it has the models as they were loaded before, and only
+// those whose hub did not answer are loaded. A tokenizer that cannot be reproduced exactly, or whose hub does not answer within
+// hubPatience, is left out and the reason logged: its model is routed by load. A folder that cannot be read is an error.
 func loadModels(ctx context.Context, c *config.Config, old []*fleet.Model, metrics *observe.Metrics, log zerolog.Logger) ([]*fleet.Model, error) {
 	ctx, cancel := context.WithTimeout(ctx, hubPatience)
 	defer cancel()
@@ -51,7 +51,7 @@ func loadModels(ctx context.Context, c *config.Config, old []*fleet.Model, metri
 
 func askedAgain() string { return fmt.Sprintf("the hub is asked again, at least every %s", retryLast) }
 
-// refuse notes why a model has no tokenizer.
+// refuse records and logs why a model has no tokenizer.
 func refuse(c *config.Config, i int, s *fleet.Model, err error, log zerolog.Logger) {
 	again := "it is read again when Kvlane starts or its keys change"
 	if s.Away = hubAway(err); s.Away {
@@ -205,8 +205,8 @@ func modelOf(dir string, files fs.FS, o shape.Options) (*shape.Model, error) {
 	return m, nil
 }
 
-// checkParts loads the models. A tokenizer that is not known to be exact is in notExact,
-// because serve starts with it; so is what can be said of one of the model hub.
+// checkParts loads the models. A tokenizer that cannot be reproduced exactly is in notExact, because
+// serve starts with it; so are warnings about tokenizers of the model hub.
 func checkParts(ctx context.Context, c *config.Config, live bool) (broken, notExact config.ProblemsError) {
 	for i := range c.Models {
 		m := c.Models[i]

@@ -22,7 +22,7 @@ type traceLine struct {
 
 var errRecorded = errors.New("recorded enough")
 
-// runRecord writes the requests that end while it runs: lengths, times and keyed hashes, no texts.
+// runRecord writes a line for each request that ends while it runs: lengths, times and keyed hashes, but no text.
 func runRecord(ctx context.Context, io streams, args []string) error {
 	f := flags("record")
 	c := adminFlags(f, io.err)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"time"
 
@@ -15,7 +16,59 @@ import (
 // reloadPoll is how often the configuration file is read; tests shorten it.
 var reloadPoll = time.Second
 
-// reload takes a changed configuration over, whole or not at all. load returns it. It gives up loading tokenizers when ctx ends.
+// keepCurrent reloads the configuration when the file has changed or SIGHUP arrives, and loads models whose hub did not answer
+// before. It returns nil when ctx ends, or the error of a server that failed.
+func (s *service) keepCurrent(ctx context.Context, a *serveFlags, watch *config.FileWatch, hangUp <-chan os.Signal) error {
+	poll := time.NewTicker(reloadPoll)
+	defer poll.Stop()
+	wait := retryFirst
+	retry := time.NewTimer(wait)
+	defer retry.Stop()
+	loaded := make(chan func(), 1)
+	reload := func() {
+		if s.reload(ctx, a.file, a.load); s.waits || away(s.models) {
+			retry.Reset(wait)
+		}
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-s.failed:
+			return err
+		case <-hangUp:
+			wait = retryFirst
+			reload()
+		case <-poll.C:
+			if _, changed, err := watch.Changed(); changed {
+				wait = retryFirst
+				reload()
+			} else if err != nil && a.file != "" {
+				s.log.Error().Err(err).Msg("the configuration cannot be read: the running one stays")
+			}
+		case <-retry.C:
+			if s.waits {
+				wait = min(2*wait, retryLast)
+				reload()
+			}
+			if c, list := s.config.Load(), s.models; away(list) {
+				retry.Stop() // until they are loaded
+				go func() {
+					if more, err := loadModels(ctx, c, list, s.metrics, s.log); err == nil {
+						list = more
+					}
+					loaded <- func() { s.take(c, list) }
+				}()
+			}
+		case take := <-loaded:
+			take()
+			wait = min(2*wait, retryLast)
+			retry.Reset(wait)
+		}
+	}
+}
+
+// reload applies the configuration that load returns, as a whole or not at all. It gives up loading tokenizers when ctx ends.
 func (s *service) reload(ctx context.Context, file string, load func() (*config.Config, []config.Problem, error)) {
 	result := "taken"
 	s.waits = false
@@ -68,14 +121,14 @@ func (s *service) reload(ctx context.Context, file string, load func() (*config.
 	s.log.Info().Strs("keys", live).Int64("generation", s.generation.Add(1)).Msg("configuration taken")
 }
 
-// setLogLevel sets the level of all loggers of the process, which config has validated.
+// setLogLevel sets the level of all loggers of the process; config has validated it.
 func setLogLevel(level string) {
 	if l, err := zerolog.ParseLevel(level); err == nil {
 		zerolog.SetGlobalLevel(l)
 	}
 }
 
-// take uses models that were loaded for a configuration, unless it is another by now: their hub is asked again then.
+// take uses models that were loaded for c, unless the configuration has changed since; then their hub is asked again.
 func (s *service) take(c *config.Config, list []*fleet.Model) {
 	if s.config.Load() == c {
 		s.models = list

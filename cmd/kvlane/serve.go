@@ -38,32 +38,40 @@ import (
 // warmUp bounds how long readiness waits for the feeds' first synchronisation.
 const warmUp = 10 * time.Second
 
-// firstLook bounds how long the socket for Envoy stays closed because a worker does not
-// answer its first check.
+// firstLook bounds how long the socket for Envoy stays closed at the start for workers that do not
+// answer their first check.
 const firstLook = time.Second
+
+// serveFlags are the arguments of serve.
+type serveFlags struct {
+	file, listen, admin string
+	pool                *poolFlags
+}
+
+// load reads the configuration, with the values that flags override.
+func (a *serveFlags) load() (*config.Config, []config.Problem, error) {
+	c, warnings, err := a.pool.load(a.file)
+	if err != nil {
+		return nil, nil, err
+	}
+	c.Listen.Address = cmp.Or(a.listen, c.Listen.Address)
+	c.Admin.Address = cmp.Or(a.admin, c.Admin.Address)
+	return c, warnings, nil
+}
 
 func runServe(ctx context.Context, io streams, args []string) error {
 	f := flags("serve")
-	file := f.String("config", "", "configuration `file`, the same as the argument")
-	listen := f.String("listen", "", "`address` instead of listen.address")
-	admin := f.String("admin", "", "`address` instead of admin.address")
-	k := kubernetesFlags(f)
+	a := serveFlags{pool: kubernetesFlags(f)}
+	f.StringVar(&a.file, "config", "", "configuration `file`, the same as the argument")
+	f.StringVar(&a.listen, "listen", "", "`address` instead of listen.address")
+	f.StringVar(&a.admin, "admin", "", "`address` instead of admin.address")
 	if err := parse(io, f, args, 1); err != nil {
 		return err
 	}
-	*file = cmp.Or(*file, f.Arg(0))
-	text, _ := os.ReadFile(*file) // load reports the error
-	watch := config.WatchFile(*file, text)
-	load := func() (*config.Config, []config.Problem, error) {
-		c, warnings, err := k.load(*file)
-		if err != nil {
-			return nil, nil, err
-		}
-		c.Listen.Address = cmp.Or(*listen, c.Listen.Address)
-		c.Admin.Address = cmp.Or(*admin, c.Admin.Address)
-		return c, warnings, nil
-	}
-	c, warnings, err := load()
+	a.file = cmp.Or(a.file, f.Arg(0))
+	text, _ := os.ReadFile(a.file) // load reports the error
+	watch := config.WatchFile(a.file, text)
+	c, warnings, err := a.load()
 	if err != nil {
 		return err
 	}
@@ -75,75 +83,21 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	for _, w := range warnings {
 		log.Warn().Msg(w.String())
 	}
-	for _, text := range k.ignored {
+	for _, text := range a.pool.ignored {
 		log.Warn().Msg(text)
 	}
 	boundMemory()
 	hangUp := make(chan os.Signal, 1)
 	signal.Notify(hangUp, syscall.SIGHUP) // by default it ends the process
 	defer signal.Stop(hangUp)
-	s, err := startService(ctx, c, log, k.wrap)
+	s, err := startService(ctx, c, log, a.pool.wrap)
 	if err != nil {
-		return config.Place(*file, err)
+		return config.Place(a.file, err)
 	}
 	log.Info().Str("version", version).Str("listen", c.Listen.Address).Str("admin", s.admin.Addr().String()).Msg("serving")
 	dropFilePages()
-	poll := time.NewTicker(reloadPoll)
-	defer poll.Stop()
-	wait := retryFirst
-	retry := time.NewTimer(wait)
-	defer retry.Stop()
-	asked := make(chan func(), 1)
-	reload := func() {
-		if s.reload(ctx, *file, load); s.waits || away(s.models) {
-			retry.Reset(wait)
-		}
-	}
-	for serving := true; serving; {
-		select {
-		case <-hangUp:
-			wait = retryFirst
-			reload()
-			continue
-		case <-retry.C:
-			if s.waits {
-				wait = min(2*wait, retryLast)
-				reload()
-			}
-			if c, list := s.config.Load(), s.models; away(list) {
-				retry.Stop() // until they have answered
-				go func() {
-					if more, err := loadModels(ctx, c, list, s.metrics, log); err == nil {
-						list = more
-					}
-					asked <- func() { s.take(c, list) }
-				}()
-			}
-			continue
-		case take := <-asked:
-			take()
-			wait = min(2*wait, retryLast)
-			retry.Reset(wait)
-			continue
-		case <-poll.C:
-			if _, changed, err := watch.Changed(); changed {
-				wait = retryFirst
-				reload()
-			} else if err != nil && *file != "" {
-				log.Error().Err(err).Msg("the configuration cannot be read: the running one stays")
-			}
-			continue
-		case <-ctx.Done():
-			log.Info().Dur("drain_ms", c.Drain.Std()).Msg("draining")
-			s.draining.Store(true)
-			drain, cancel := context.WithTimeout(context.Background(), c.Drain.Std())
-			s.server.Drain(drain)
-			cancel()
-			s.decider.Drain()
-			leave(s.grpc, lastStreams)
-		case err = <-s.failed:
-		}
-		serving = false
+	if err = s.keepCurrent(ctx, &a, watch, hangUp); err == nil {
+		s.drain(c.Drain.Std())
 	}
 	s.close()
 	log.Info().Msg("stopped")
@@ -157,7 +111,7 @@ type service struct {
 	kube     *kubernetes // nil without Kubernetes
 	draining atomic.Bool
 	open     atomic.Bool    // the socket for Envoy
-	warm     atomic.Bool    // a peer's index was taken, or there is none to take; started is final then
+	warm     atomic.Bool    // a peer's index was copied, or there is none to copy; started does not change afterwards
 	peers    *peers.Server  // nil without peers
 	replicas *replicas.Node // nil if this replica routes alone
 	server   *extproc.Server
@@ -168,9 +122,9 @@ type service struct {
 	debug    *http.ServeMux
 	admin    net.Listener
 	config   atomic.Pointer[config.Config]
-	rejected atomic.Pointer[error] // of the last reload, nil if it was taken
-	waits    bool                  // the last reload was rejected because a hub was away; of the main loop
-	// generation counts the configurations taken, the first included.
+	rejected atomic.Pointer[error] // why the last reload failed, nil if it did not
+	waits    bool                  // the last reload failed because a hub did not answer; only keepCurrent uses it
+	// generation counts the configurations applied, the first included.
 	generation atomic.Int64
 	metrics    *observe.Metrics
 	tracer     *observe.Tracer
@@ -252,8 +206,8 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 		metrics.Collect(s.replicas.Collect)
 		s.debug.Handle("GET /debug/replicas", readable(c.Admin.TokenFile, s.replicas))
 	}
-	s.takeIndex(ctx, c)
-	if err := s.follow(c); err != nil {
+	s.copyIndex(ctx, c)
+	if err := s.startSources(c); err != nil {
 		s.close()
 		return nil, err
 	}
@@ -270,8 +224,8 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	return s, nil
 }
 
-// follow starts the sources of workers.
-func (s *service) follow(c *config.Config) error {
+// startSources starts the sources of workers, except Kubernetes.
+func (s *service) startSources(c *config.Config) error {
 	s.registry.Static(c.Workers.Static)
 	if c.Workers.File != "" {
 		if err := s.registry.File(c.Workers.File); err != nil {
@@ -353,9 +307,8 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 	return nil
 }
 
-// takeIndex fetches the peers' index before anything else uses ours. Until then Envoy finds
-// no socket, as before the start.
-func (s *service) takeIndex(ctx context.Context, c *config.Config) {
+// copyIndex copies a peer's index before anything else uses ours. Until then Envoy finds no socket.
+func (s *service) copyIndex(ctx context.Context, c *config.Config) {
 	if s.peers != nil {
 		err := peers.Fetch(ctx, &peers.Want{
 			Peers: c.Index.Peers, CertFile: c.Listen.CertFile, KeyFile: c.Listen.KeyFile, Secret: s.decider.Fleet().CopySecret(), BlockSize: c.Index.BlockSize, MaxBytes: int64(c.Index.MaxBytes), Log: s.log,
@@ -377,12 +330,12 @@ func extProcOptions(c *config.Config, metrics *observe.Metrics) extproc.Options 
 	if !c.Envoy.AccessLog {
 		opts.LateTickets = -1 // outcomes are never reported
 	}
-	// Well before Envoy routes without Kvlane, and late enough that few requests need it.
+	// Well before Envoy continues without Kvlane, and late enough that few requests need it.
 	opts.ExtendTimeout, opts.ExtendAfter = c.Envoy.MessageTimeout.Std(), c.Envoy.StallTimeout.Std()/4
 	return opts
 }
 
-// listen opens the socket for Envoy, relays and peers.
+// listen opens the sockets for Envoy, relays and peers.
 func (s *service) listen(ctx context.Context, c *config.Config, xds *envoy.XDS) error {
 	secure, err := extproc.TLSConfig(c.Listen.CertFile, c.Listen.KeyFile)
 	if err != nil {
@@ -454,7 +407,7 @@ func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) http.Hand
 	return mux
 }
 
-// status is the page of the whole service.
+// status returns the data of /debug/status.
 func (s *service) status() observe.Status {
 	st := s.decider.Status()
 	st.Version, st.NotReady, st.Warnings = version, s.notReady(), observe.OfNoWorker(s.warnings())
@@ -464,7 +417,7 @@ func (s *service) status() observe.Status {
 	return st
 }
 
-// warnings are about Kvlane itself first, then about models and workers.
+// warnings returns the warnings about Kvlane itself, followed by those about models and workers.
 func (s *service) warnings() (list []observe.Warning) {
 	if err := s.rejected.Load(); err != nil {
 		list = append(list, observe.Warning{Reason: "config_rejected", Text: "the configuration on disk is rejected, the running one stays: " + observe.ClipTo((*err).Error(), observe.MaxText)})

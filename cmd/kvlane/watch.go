@@ -31,10 +31,10 @@ func adminFlags(f *flag.FlagSet, progress stdio.Writer) adminClient {
 		f.String("token-file", "", "`file` with the token of admin.token_file"), progress}
 }
 
-// maxPage bounds what is read of a page of the admin port, in bytes; streams have no bound.
+// maxPage bounds the bytes read of a page of the admin port; streams have no bound.
 const maxPage = 256 << 20
 
-// The token goes to the address that was named.
+// adminHTTP follows no redirects: the token is sent only to the address that was named.
 var adminHTTP = http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 
 // get returns the body of an answer with status 200. The caller closes it.
@@ -104,7 +104,7 @@ func runStatus(ctx context.Context, io streams, args []string) error {
 	return err
 }
 
-// totals is the head of status and top.
+// totals returns the first lines of status and top.
 func totals(s *observe.Status) string {
 	ready, ranks := 0, 0
 	for i := range s.Workers {
@@ -166,7 +166,7 @@ func statusText(s *observe.Status) string {
 	return b.String()
 }
 
-// inCell keeps a name of others within its cell of a table.
+// inCell escapes line ends and tabs, so that a name from outside stays within its cell of a table.
 func inCell(text string) string { return strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(text) }
 
 // counts lists feed states with their numbers of ranks.
@@ -308,8 +308,8 @@ func runDecisions(ctx context.Context, io streams, args []string) error {
 	return err
 }
 
-// rows reads the stream of decisions until its end, ctx's or an error of each, which gets a line and its decision; nil for a
-// comment, and once when the stream is open.
+// rows reads the stream of decisions until it ends, ctx ends, or each returns an error. each gets a line and its decision, which is
+// nil for a comment; it is called once with nil when the stream is open.
 func (c adminClient) rows(ctx context.Context, query string, each func(line string, row *observe.Row) error) error {
 	body, err := c.get(ctx, "/debug/stream?"+query, "text/event-stream")
 	if err != nil {
@@ -361,7 +361,7 @@ func rowText(r *observe.Row) string {
 		short(r.Decision), answer, strings.TrimPrefix(outcome, ", "))
 }
 
-// short is a time in seconds with three digits or so.
+// short formats a time, given in seconds, with about three digits.
 func short(seconds float64) string {
 	d := time.Duration(seconds * float64(time.Second))
 	for _, unit := range []time.Duration{time.Second, time.Millisecond, time.Microsecond} {
