@@ -19,6 +19,20 @@ func EachItem(raw []byte, each func(item []byte)) {
 	}
 }
 
+// FirstItem returns the first element of raw, a checked JSON array, nil if it is empty. Any other
+// JSON value it returns as it is.
+func FirstItem(raw []byte) (item []byte) {
+	if len(raw) == 0 || raw[0] != '[' {
+		return raw
+	}
+	EachItem(raw, func(v []byte) {
+		if item == nil {
+			item = v
+		}
+	})
+	return item
+}
+
 // TextOf returns the decoded text of raw, a checked JSON string. ok is false if raw is another
 // JSON value or contains a lone surrogate.
 func TextOf(raw []byte) (text string, ok bool) {

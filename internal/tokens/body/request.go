@@ -290,27 +290,11 @@ func (r *Request) Stream() bool { return r.Bool(FieldStream, false) }
 
 // CacheSalt returns the salt that separates this request's KV blocks from those of other
 // requests, "" if there is none. SGLang accepts a list for a batch, of which the first counts.
-func (r *Request) CacheSalt() string { return r.firstText(FieldCacheSalt) }
+func (r *Request) CacheSalt() string { return Text(FirstItem(r.Raw(FieldCacheSalt))) }
 
 // LoRA returns the adapter in SGLang's lora_path, "" if there is none. For the other engines the
 // model name selects the adapter.
-func (r *Request) LoRA() string { return r.firstText(FieldLoraPath) }
-
-func (r *Request) firstText(f Field) string {
-	raw := r.Raw(f)
-	if len(raw) > 0 && raw[0] == '[' {
-		first := ""
-		s := scanner{b: raw}
-		n := 0
-		s.array(0, func(e Span) {
-			if n++; n == 1 {
-				first = Text(e.Of(raw))
-			}
-		})
-		return first
-	}
-	return Text(raw)
-}
+func (r *Request) LoRA() string { return Text(FirstItem(r.Raw(FieldLoraPath))) }
 
 // Member returns the value of a member of an object field as written, nil if it is absent.
 func (r *Request) Member(f Field, name string) []byte { return Member(r.Raw(f), name) }

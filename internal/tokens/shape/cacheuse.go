@@ -91,14 +91,14 @@ var sglangCacheRules = []cacheRule{
 	// GenerateReqInput._normalize_logprob_params (managers/io_struct.py): each is a value or a list
 	// with one per prompt.
 	{body.Generate, func(r *body.Request) (CacheUse, bool) {
-		wanted, _ := laxBool(first(r.Raw(body.FieldReturnLogprob)))
-		n, ok := laxInt(first(r.Raw(body.FieldLogprobStartLen)))
+		wanted, _ := laxBool(body.FirstItem(r.Raw(body.FieldReturnLogprob)))
+		n, ok := laxInt(body.FirstItem(r.Raw(body.FieldLogprobStartLen)))
 		return CacheUse{Reads: n}, wanted && ok && n >= 0
 	}},
 	// Req.init_next_round_input and Req.skip_radix_cache_insert (managers/schedule_batch.py): a prompt with overridden
 	// embeddings is neither matched nor cached. A list has one entry per prompt, which may be null.
 	{body.Embeddings, func(r *body.Request) (CacheUse, bool) {
-		return CacheUse{NotStored: true}, given(first(r.Raw(body.FieldEmbedOverrides)))
+		return CacheUse{NotStored: true}, given(body.FirstItem(r.Raw(body.FieldEmbedOverrides)))
 	}},
 }
 
@@ -112,18 +112,4 @@ func beams(r *body.Request) bool { return isTrue(r, body.FieldUseBeamSearch) }
 func isTrue(r *body.Request, f body.Field) bool {
 	yes, _ := laxBool(r.Raw(f))
 	return yes
-}
-
-// first returns the first element of a list, nil if it is empty, and other values as they are.
-func first(raw []byte) (item []byte) {
-	if len(raw) == 0 || raw[0] != '[' {
-		return raw
-	}
-	n := 0
-	body.EachItem(raw, func(v []byte) {
-		if n++; n == 1 {
-			item = v
-		}
-	})
-	return item
 }
