@@ -342,8 +342,7 @@ func (w *windows) remove(u unit, group int) bool {
 	return true
 }
 
-// cutToWindows shortens what slots with windows match, at most to most blocks, and drops those that
-// have nothing left.
+// cutToWindows shortens what slots with windows match, at most to most blocks, and drops those that have nothing left.
 func (x *Index) cutToWindows(out []Match, hashes []Hash, most int) []Match {
 	kept := out[:0]
 	for _, h := range out {
@@ -364,8 +363,7 @@ func (x *Index) cutToWindows(out []Match, hashes []Hash, most int) []Match {
 	return kept
 }
 
-// readable returns how many blocks of a prompt an engine can take from its cache, because it computes
-// the last token.
+// readable returns how many blocks of a prompt an engine can take from its cache, because it computes the last token.
 func (x *Index) readable(tokens int) int { return max(0, tokens-1) / x.cfg.BlockSize }
 
 // partsOf returns the number of index blocks in a block of full attention.

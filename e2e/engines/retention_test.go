@@ -20,6 +20,7 @@ var retentions = []struct {
 	{"windows, an interval of a block", "hybrid", everyBlock, [4]int{288, 320, 96, 96}},
 	{"states, the default", "recurrent", []string{}, [4]int{192, 320, 0, 96}},
 	{"states, an interval of a block", "recurrent", everyBlock, [4]int{288, 320, 0, 96}}, // a prefill leaves its last state only
+	{"one window in all layers", "windowed", []string{}, [4]int{192, 320, 96, 96}},       // of 1,024 tokens, more than the prompts have
 }
 
 var everyBlock = []string{"--prefix-cache-retention-interval", strconv.Itoa(vllm.block)}

@@ -55,6 +55,8 @@ def make(tokenizer, target, kind="qwen3", template=None, adapters=()):
         "qwen3": lambda: transformers.Qwen3Config(**shape),
         "llama": lambda: transformers.LlamaConfig(**shape),
         "mistral": lambda: transformers.MistralConfig(**shape, sliding_window=None),
+        # All layers have one window: no group has full attention.
+        "windowed": lambda: transformers.MistralConfig(**shape, sliding_window=1024),
         # Some tokenizer classes read other ids out of the same files if the configuration names another kind of model.
         "deepseek_v3": lambda: transformers.DeepseekV3Config(
             **{**shape, "head_dim": 32, "num_key_value_heads": 2}, moe_intermediate_size=32, n_routed_experts=4, n_group=1,

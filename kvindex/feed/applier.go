@@ -255,9 +255,8 @@ func (a *applier) see(t kvindex.Target) {
 	}
 }
 
-// checkBlockSize compares an event's block size with the configured and the previous one. A
-// different size that is a divisor or a multiple is accepted with one warning; any other size is
-// rejected with a warning.
+// checkBlockSize compares an event's block size with the configured and the previous one. A different size that is a
+// divisor or a multiple is accepted with one warning; any other size is rejected with a warning.
 func (a *applier) checkBlockSize(t kvindex.Target, size int) bool {
 	if last := a.tally.blockSize; last != 0 && last != size {
 		a.warnOnce(t, BlockSizeChanged, fmt.Sprintf("block size changed from %d to %d", last, size))

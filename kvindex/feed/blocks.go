@@ -135,8 +135,7 @@ func (d *Decoder) eventArray(r *msgpack.Reader) bool {
 		if i < len(order) {
 			f = order[i]
 		}
-		// SGLang 0.5.18 to 0.5.22 append a map of fields that vLLM lacks in the position of
-		// vLLM's adapter name.
+		// SGLang 0.5.18 to 0.5.22 append a map of fields that vLLM lacks in the position of vLLM's adapter name.
 		if f == fLoraName && r.Kind() == msgpack.Map {
 			if !d.pairs(r, &e, nil) {
 				return false
@@ -150,8 +149,7 @@ func (d *Decoder) eventArray(r *msgpack.Reader) bool {
 	return d.finish(tag, &e)
 }
 
-// eventMap reads {"type": tag, key: value...}. TensorRT-LLM's layout is recognised by its types
-// or by its wrapper.
+// eventMap reads {"type": tag, key: value...}. TensorRT-LLM's layout is recognised by its types or by its wrapper.
 func (d *Decoder) eventMap(r *msgpack.Reader) bool {
 	at := *r
 	var e blockEvent
@@ -333,8 +331,10 @@ func (d *Decoder) finish(tag []byte, e *blockEvent) bool {
 	ev.Kind = kvindex.Stored
 	if ev.Window = slidingWindow(e); ev.Window > 0 && e.blockSize >= 0 && e.blockSize <= 1<<20 {
 		ev.BlockSize = int(e.blockSize)
-		d.batch.Events = append(d.batch.Events, ev)
-		return true
+		if d.several || !e.fromItsFirst() {
+			d.batch.Events = append(d.batch.Events, ev)
+			return true
+		}
 	}
 	if why := checkStored(e); why != "" {
 		d.drop(why)
@@ -367,6 +367,11 @@ func adapterID(id string) string { return "lora-id:" + id }
 // learnGroup records which groups are neither main attention nor have a window or a state, because
 // removals do not carry the kind.
 func (d *Decoder) learnGroup(e *blockEvent) {
+	if !d.several && (e.group != 0 || slidingWindow(e) == 0) {
+		if d.several = true; d.lone {
+			d.batch.Events = append(d.batch.Events, kvindex.Event{Kind: kvindex.Cleared})
+		}
+	}
 	if len(e.kind) == 0 {
 		return
 	}
@@ -375,6 +380,16 @@ func (d *Decoder) learnGroup(e *blockEvent) {
 	} else if len(d.otherGroups) < 1024 {
 		d.otherGroups[e.group] = true
 	}
+}
+
+// fromItsFirst reports whether an event of a window's group has all blocks, or all but the last, whose tokens it drops then:
+// vLLM keeps as many blocks as a window needs up to the last that ends before a prompt's last token.
+func (e *blockEvent) fromItsFirst() bool {
+	n := int64(len(e.hashes))
+	if int64(len(e.tokens)) == (n+1)*e.blockSize && n*e.blockSize < e.window-1 {
+		e.tokens = e.tokens[:n*e.blockSize]
+	}
+	return len(e.tokens) > 0 && checkStored(e) == ""
 }
 
 // checkStored returns why a stored event cannot be used, "" if it can.

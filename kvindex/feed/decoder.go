@@ -25,8 +25,7 @@ type Batch struct {
 	Time float64
 	// Rank is the data-parallel rank that the batch carries; NoRank if it carries none.
 	Rank int32
-	// Events are the changes in order. They and their slices are valid until the
-	// next Decode of the same Decoder.
+	// Events are the changes in order. They and their slices are valid until the next Decode of the same Decoder.
 	Events []kvindex.Event
 	// Rest decodes the next part of a large payload; nil after the last one.
 	Rest func() (*Batch, error)
@@ -43,9 +42,8 @@ type Drop struct {
 // ErrBatch means that a payload is not an event batch.
 var ErrBatch = errors.New("feed: payload is not an event batch")
 
-// Decoder turns payloads of one publisher into events. It keeps state that later payloads need
-// (which groups are main attention, the block size) and its buffers. Use one Decoder per feed,
-// from one goroutine at a time.
+// Decoder turns payloads of one publisher into events. It keeps state that later payloads need (which groups are main
+// attention, the block size) and its buffers. Use one Decoder per feed, from one goroutine at a time.
 type Decoder struct {
 	engine Engine
 	batch  Batch
@@ -62,7 +60,9 @@ type Decoder struct {
 	fault error
 	// otherGroups are the groups known not to be main attention.
 	otherGroups map[int32]bool
-	trt         trtState
+	// several: there are other groups than one with a sliding window; lone: such a one was taken as main attention.
+	several, lone bool
+	trt           trtState
 }
 
 // NewDecoder returns a Decoder for an engine. blockSize is the worker's block size in tokens if
@@ -74,6 +74,7 @@ func NewDecoder(engine Engine, blockSize int) *Decoder {
 // Forget resets the state learned from earlier payloads. Call it after a restart of the engine.
 func (d *Decoder) Forget() {
 	clear(d.otherGroups)
+	d.several, d.lone = false, false
 	d.trt = trtState{blockSize: d.trt.configured(), fixed: d.trt.fixed}
 }
 
@@ -100,7 +101,7 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 		d.fault = err
 		return d.part()
 	}
-	return &d.batch, err
+	return d.whole(), err
 }
 
 // part decodes the next events of a large payload.
@@ -112,14 +113,35 @@ func (d *Decoder) part() (*Batch, error) {
 		d.left--
 		if err := d.next(&d.rest); err != nil {
 			d.left = 0
-			return &d.batch, err
+			return d.whole(), err
 		}
 	}
 	if d.left > 0 {
 		d.batch.Rest = d.part
-		return &d.batch, nil
+		return d.whole(), nil
 	}
-	return &d.batch, d.fault
+	return d.whole(), d.fault
+}
+
+// whole returns the batch. If all layers of a model have one window, its group is main attention: a target that has all
+// blocks of a prefix has the window before its end. Events that lack blocks say nothing then.
+func (d *Decoder) whole() *Batch {
+	if d.several {
+		return &d.batch
+	}
+	kept := d.batch.Events[:0]
+	for _, ev := range d.batch.Events {
+		if ev.Window > 0 {
+			if ev.Window = 0; len(ev.Tokens) == 0 {
+				d.drop(Placeholder)
+				continue
+			}
+			d.lone = true
+		}
+		kept = append(kept, ev)
+	}
+	d.batch.Events = kept
+	return &d.batch
 }
 
 // maxKept bounds the elements of each buffer that is kept for the next payload. A stored event of a long prompt has as many

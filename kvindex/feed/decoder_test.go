@@ -171,6 +171,38 @@ func TestDecodeEngines(t *testing.T) {
 	}
 }
 
+// TestDecodeOneWindow: without other groups that of the window is main attention, if its events have all blocks but perhaps the
+// last. It is one of windows again, and empty, once there are others.
+func TestDecodeOneWindow(t *testing.T) {
+	window := func(window int, ids []int) []any {
+		return []any{1.5, []any{m{"type": "BlockStored", "block_hashes": []int{1, 2}, "token_ids": ids, "block_size": 2, "medium": "GPU", "group_idx": 0,
+			"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": window}}, nil}
+	}
+	full := m{"type": "BlockStored", "block_hashes": []int{1}, "token_ids": seq(1, 2), "block_size": 2, "medium": "GPU", "group_idx": 1, "kv_cache_spec_kind": "full_attention"}
+	both := window(8, seq(1, 4))
+	both[1] = []any{both[1].([]any)[0], full}
+	const whole, masked, other = "stored tier=0 hashes=[1 2] tokens=[1 2 3 4] size=2", "dropped placeholder x1", "stored tier=0 group=1 hashes=[1] tokens=[1 2] size=2"
+	for name, steps := range map[string][]struct {
+		in   []any
+		want string
+	}{
+		"all blocks":                   {{window(8, seq(1, 4)), whole}, {window(8, seq(1, 4)), whole}},
+		"all but the last":             {{window(8, seq(1, 6)), whole}},
+		"all but the last, or but one": {{window(5, seq(1, 6)), masked}},
+		"the last ones":                {{window(8, seq(1, 8)), masked}},
+		"full attention besides":       {{both, whole + " window=8\n" + other}, {window(8, seq(1, 8)), "stored tier=0 hashes=[1 2] tokens=[] size=2 window=8"}},
+		"full attention later": {{window(8, seq(1, 4)), whole}, {[]any{1.5, []any{full}, nil}, "cleared\n" + other},
+			{[]any{1.5, []any{full}, nil}, other}},
+	} {
+		d := feed.NewDecoder(feed.VLLM, 0)
+		for i, step := range steps {
+			if got := show(d.Decode(pack(t, step.in))); got != step.want {
+				t.Errorf("%s, batch %d: got\n%s\nwant\n%s", name, i+1, got, step.want)
+			}
+		}
+	}
+}
+
 // The events of TensorRT-LLM's HTTP poll, with one decoder for all rows of a case.
 func TestDecodeTRTLLM(t *testing.T) {
 	block := func(hash string, tokens string, more string) string {

@@ -15,11 +15,10 @@
 //
 // # Guarantees
 //
-// Between two calls of Clear, a target's events are those of consecutive batches of one
-// incarnation of its engine. If batches are missing and cannot be recovered, the target is
-// cleared and refills. After a broken connection the replay starts with the last batch that was
-// applied: if the engine sends the same bytes again it is the same incarnation, otherwise it has
-// restarted. Without a replay endpoint this cannot be verified, so a new connection clears.
+// Between two calls of Clear, a target's events are those of consecutive batches of one incarnation of its engine. If
+// batches are missing and cannot be recovered, the target is cleared and refills. After a broken connection the replay
+// starts with the last batch that was applied: if the engine sends the same bytes again it is the same incarnation,
+// otherwise it has restarted. Without a replay endpoint this cannot be verified, so a new connection clears.
 //
 // The sequence cannot reveal two things: an engine that reports blocks again (vLLM's
 // kv_cache_report_mode "full") does not mark them, so they count as further copies; and SGLang's

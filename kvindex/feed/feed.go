@@ -16,8 +16,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed/zmtp"
 )
 
-// Feed is a running source. It uses one goroutine, and a second one while a replay runs. It is
-// safe for concurrent use.
+// Feed is a running source. It uses one goroutine, and a second one while a replay runs. It is safe for concurrent use.
 type Feed struct {
 	src    Source
 	cancel context.CancelFunc
@@ -37,8 +36,7 @@ type Feed struct {
 	stopReplay context.CancelFunc
 }
 
-// Start starts following a source. The feed ends when ctx does or with Close; the sink keeps
-// what its targets hold.
+// Start starts following a source. The feed ends when ctx does or with Close; the sink keeps what its targets hold.
 func Start(ctx context.Context, src Source, sink Sink) (*Feed, error) {
 	if err := src.check(); err != nil {
 		return nil, err
@@ -93,11 +91,10 @@ func (f *Feed) wakeAll() {
 	f.mu.Unlock()
 }
 
-// Finished reports that a request finished on a target of the feed's worker that should have
-// stored at least one new block there; silent reports that no event of that target came since
-// the request was decided. After Source.Machine.SilentAfter such calls without an event the feed
-// becomes stale, or requests a replay if its source has one. A polled source is polled
-// immediately.
+// Finished reports that a request finished on a target of the feed's worker that should have stored at least one new
+// block there; silent reports that no event of that target came since the request was decided. After
+// Source.Machine.SilentAfter such calls without an event the feed becomes stale, or requests a replay if its source has
+// one. A polled source is polled immediately.
 func (f *Feed) Finished(t kvindex.Target, silent bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -268,9 +265,8 @@ func (f *Feed) read(ctx context.Context, c *zmtp.Conn) error {
 	}
 }
 
-// SplitFrames splits a batch's frames, starting from the end: publishers send [topic, seq,
-// payload], replays ["", seq, payload] or ["", topic, seq, payload]. ok is false if the frames
-// do not form a batch.
+// SplitFrames splits a batch's frames, starting from the end: publishers send [topic, seq, payload], replays ["", seq,
+// payload] or ["", topic, seq, payload]. ok is false if the frames do not form a batch.
 func SplitFrames(frames [][]byte) (seq uint64, payload []byte, ok bool) {
 	n := len(frames)
 	if n < 2 || len(frames[n-2]) != 8 {

@@ -12,8 +12,7 @@ type State uint8
 
 // States of a feed.
 const (
-	// Stale: no connection, or requests finish without events. What was learned stays, but may
-	// be outdated.
+	// Stale: no connection, or requests finish without events. What was learned stays, but may be outdated.
 	Stale State = iota
 	// Syncing: connected, the engine's history is being fetched.
 	Syncing
@@ -39,9 +38,8 @@ const (
 	Clear
 	// Enter State.
 	Enter
-	// Replay the engine's batches, starting at Seq, and report them with Replayed and ReplayEnd
-	// under Epoch. Abort a replay of an earlier epoch. Attempt counts the attempts without
-	// progress, from 0; wait longer before each.
+	// Replay the engine's batches, starting at Seq, and report them with Replayed and ReplayEnd under Epoch. Abort a
+	// replay of an earlier epoch. Attempt counts the attempts without progress, from 0; wait longer before each.
 	Replay
 	// Warn that requests finish while the feed is silent.
 	Warn
@@ -66,33 +64,28 @@ type MachineConfig struct {
 	// Polled reports that the engine keeps its batches until they are fetched, so that a broken
 	// connection alone loses none.
 	Polled bool
-	// MaxPending limits the bytes of live batches that wait for a replay; default 8 MiB. A
-	// caller should not pass live batches to a machine that is Full; one passed nevertheless is
-	// dropped, counted, and fetched by another replay.
+	// MaxPending limits the bytes of live batches that wait for a replay; default 8 MiB. A caller should not pass live
+	// batches to a machine that is Full; one passed nevertheless is dropped, counted, and fetched by another replay.
 	MaxPending int
 	// Attempts is how many times a replay is attempted without progress before the missing
 	// batches count as lost; default 3.
 	Attempts int
-	// SilentAfter is how many finished requests without an event make a feed suspect; default
-	// 16.
+	// SilentAfter is how many finished requests without an event make a feed suspect; default 16.
 	SilentAfter int
-	// Resume is the position up to which the index has applied batches, if it was loaded from a
-	// snapshot. The machine continues there if a replay shows that the engine is the same, and
-	// clears otherwise.
+	// Resume is the position up to which the index has applied batches, if it was loaded from a snapshot. The machine
+	// continues there if a replay shows that the engine is the same, and clears otherwise.
 	Resume *Cursor
 }
 
-// Machine is the state machine of one publisher's sequence: it orders live and replayed batches,
-// detects gaps, restarts and duplicates, and returns what to do. It does no I/O and uses no
-// clock: inputs are its methods, outputs the actions that they return. It is not safe for
-// concurrent use.
+// Machine is the state machine of one publisher's sequence: it orders live and replayed batches, detects gaps, restarts
+// and duplicates, and returns what to do. It does no I/O and uses no clock: inputs are its methods, outputs the actions
+// that they return. It is not safe for concurrent use.
 //
-// Its invariant: between two Clears, the applied batches have consecutive numbers and belong to
-// one incarnation of the engine. (The first batch after a Clear may have any number, because
-// lost history cannot be recovered.) There is one exception: an engine has restarted, its old
-// connection still delivers, and the replay after a Clear came from the new engine. Batches of
-// the old one may then follow on it until that connection ends. The last applied batch is the
-// old engine's, so that the next replay finds the restart and clears.
+// Its invariant: between two Clears, the applied batches have consecutive numbers and belong to one incarnation of the
+// engine. (The first batch after a Clear may have any number, because lost history cannot be recovered.) There is one
+// exception: an engine has restarted, its old connection still delivers, and the replay after a Clear came from the new
+// engine. Batches of the old one may then follow on it until that connection ends. The last applied batch is the old
+// engine's, so that the next replay finds the restart and clears.
 type Machine struct {
 	cfg   MachineConfig
 	state State
@@ -113,8 +106,7 @@ type Machine struct {
 	replaying bool
 	attempt   int
 	progress  bool
-	// verifying reports that the replay starts with the last applied batch, to check that the
-	// engine is still the same.
+	// verifying reports that the replay starts with the last applied batch, to check that the engine is still the same.
 	verifying bool
 	// pending holds live batches, in order of arrival, while a replay runs.
 	pending      []batch
@@ -165,9 +157,8 @@ func NewMachine(cfg MachineConfig) *Machine {
 	return m
 }
 
-// Cursor is the position up to which the batches of a publisher have been applied. It lets a
-// later Machine (in another process, with a copy of the index) verify that the engine is still
-// the same.
+// Cursor is the position up to which the batches of a publisher have been applied. It lets a later Machine (in another
+// process, with a copy of the index) verify that the engine is still the same.
 type Cursor struct {
 	// Next is the number of the batch to apply next; 0 if none has been applied.
 	Next uint64 `json:"next"`
@@ -292,8 +283,7 @@ func (m *Machine) verify(seq uint64, payload []byte) bool {
 		m.counts.Duplicates++
 		return false
 	case seq == last:
-		// The number exists, but it is another batch: a new engine that has already reached this
-		// number.
+		// The number exists, but it is another batch: a new engine that has already reached this number.
 		m.restart()
 		m.attempt = 0
 		m.ask()
@@ -309,8 +299,7 @@ func (m *Machine) verify(seq uint64, payload []byte) bool {
 	return true
 }
 
-// ReplayEnd reports that the replay of the given epoch reached its end mark (ok), or was
-// aborted.
+// ReplayEnd reports that the replay of the given epoch reached its end mark (ok), or was aborted.
 func (m *Machine) ReplayEnd(epoch uint64, ok bool) []Action {
 	m.begin()
 	if !m.replaying || epoch != m.epoch {
@@ -335,8 +324,7 @@ func (m *Machine) ReplayEnd(epoch uint64, ok bool) []Action {
 			return m.out
 		}
 		if m.verifying {
-			// Whether the engine is the same is not known, so what follows must not be connected
-			// to what is held.
+			// Whether the engine is the same is not known, so what follows must not be connected to what is held.
 			m.lose(0)
 		}
 	}
@@ -440,9 +428,8 @@ const perPending = 64
 
 func (m *Machine) dropPending() { m.pending, m.pendingBytes, m.overflowed = nil, 0, false }
 
-// settle applies the waiting batches, after a replay has ended (ok) or was given up. A batch
-// after a further gap waits for another replay if the last one made progress; otherwise the
-// missing batches are lost.
+// settle applies the waiting batches, after a replay has ended (ok) or was given up. A batch after a further gap waits
+// for another replay if the last one made progress; otherwise the missing batches are lost.
 func (m *Machine) settle(ok bool) {
 	m.attempt = 0
 	ask := ok && m.progress
@@ -528,9 +515,8 @@ func (m *Machine) note(seq, sum uint64) {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// payloadSum distinguishes batches of equal number: batches contain the engine's clock, so two
-// incarnations do not publish equal ones. It is the same in every process. CRC-32C, because
-// processors compute it at memory speed.
+// payloadSum distinguishes batches of equal number: batches contain the engine's clock, so two incarnations do not
+// publish equal ones. It is the same in every process. CRC-32C, because processors compute it at memory speed.
 func payloadSum(b []byte) uint64 {
 	return uint64(len(b))<<32 | uint64(crc32.Checksum(b, castagnoli))
 }

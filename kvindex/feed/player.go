@@ -8,8 +8,7 @@ type Player struct {
 	a applier
 }
 
-// NewPlayer returns a connected Player. It uses only the engine, worker, rank and block size
-// fields of the source.
+// NewPlayer returns a connected Player. It uses only the engine, worker, rank and block size fields of the source.
 func NewPlayer(src Source, sink Sink) *Player {
 	src.Machine.Replay = false
 	m := NewMachine(src.Machine)
@@ -30,8 +29,7 @@ func (p *Player) Message(frames [][]byte) bool {
 	return true
 }
 
-// Clear clears what the targets hold, for a reset that the engine has confirmed but not yet
-// announced.
+// Clear clears what the targets hold, for a reset that the engine has confirmed but not yet announced.
 func (p *Player) Clear(why Reason) {
 	for _, t := range p.a.targets {
 		p.a.sink.Clear(t, why)

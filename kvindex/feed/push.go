@@ -16,9 +16,8 @@ import (
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
-// PushServer is the gRPC service to which relays push events. A publisher (a worker's rank) that
-// reconnects continues at its position, if its batches prove to come from the same engine; only
-// the newest stream of a publisher is active.
+// PushServer is the gRPC service to which relays push events. A publisher (a worker's rank) that reconnects continues
+// at its position, if its batches prove to come from the same engine; only the newest stream of a publisher is active.
 type PushServer struct {
 	kvlanev1.UnimplementedKVEventsServer
 	accept func(*kvlanev1.Hello) (Sink, error)
@@ -43,9 +42,8 @@ func (s *PushServer) Resume(t kvindex.Target, c Cursor) {
 	s.resume[t] = c
 }
 
-// Forget removes a worker's publishers and ends their streams. After it returns the sink
-// receives nothing more from them. To keep the worker from reconnecting, make accept refuse it
-// first.
+// Forget removes a worker's publishers and ends their streams. After it returns the sink receives nothing more from
+// them. To keep the worker from reconnecting, make accept refuse it first.
 func (s *PushServer) Forget(worker string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -228,8 +226,7 @@ func (s *PushServer) publisher(src Source, hello *kvlanev1.Hello) (*publisher, e
 	return p, nil
 }
 
-// begin makes a stream the active one and ends the previous one. ok is false if the worker was
-// forgotten meanwhile.
+// begin makes a stream the active one and ends the previous one. ok is false if the worker was forgotten meanwhile.
 func (p *publisher) begin(src *Source, stop context.CancelFunc) (stream uint64, out chan *kvlanev1.PushResponse, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -308,8 +305,7 @@ func (p *publisher) message(msg *kvlanev1.PushRequest, mine uint64, ack bool) er
 	return nil
 }
 
-// answer queues an answer, and ends the stream of a relay that does not read them. The caller
-// holds the lock.
+// answer queues an answer, and ends the stream of a relay that does not read them. The caller holds the lock.
 func (p *publisher) answer(r *kvlanev1.PushResponse) {
 	select {
 	case p.out <- r:
@@ -339,8 +335,7 @@ const (
 	pushedEvents = 'e'
 )
 
-// pushPayload encodes a batch's content as bytes, whose digest distinguishes it from another
-// batch of the same number.
+// pushPayload encodes a batch's content as bytes, whose digest distinguishes it from another batch of the same number.
 func pushPayload(b *kvlanev1.Batch) ([]byte, error) {
 	switch c := b.GetContent().(type) {
 	case *kvlanev1.Batch_Raw:

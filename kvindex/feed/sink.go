@@ -20,9 +20,8 @@ type Sink interface {
 // targets hold together with the positions of their sequences.
 type Batcher interface {
 	Sink
-	// BeginBatch and EndBatch enclose the events of one batch for t. From EndBatch to the next
-	// BeginBatch or Clear, the sink's state of t corresponds to c. Calls do not nest, and Clear
-	// and State are never called in between.
+	// BeginBatch and EndBatch enclose the events of one batch for t. From EndBatch to the next BeginBatch or Clear, the
+	// sink's state of t corresponds to c. Calls do not nest, and Clear and State are never called in between.
 	BeginBatch(t kvindex.Target)
 	EndBatch(t kvindex.Target, c Cursor)
 }
@@ -32,8 +31,7 @@ type Status struct {
 	Worker string
 	// Targets that events have arrived for, with the feed's state for each.
 	Targets []TargetStatus
-	// Counts of batches; for a feed with several sequences (TensorRT-LLM's poll has
-	// one per rank) their sums.
+	// Counts of batches; for a feed with several sequences (TensorRT-LLM's poll has one per rank) their sums.
 	Counts Counts
 	// Events and Blocks passed to the sink.
 	Events, Blocks uint64

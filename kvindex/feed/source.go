@@ -15,8 +15,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed/zmtp"
 )
 
-// Source describes where a worker's events come from. The zero value of a field means its
-// default, or off.
+// Source describes where a worker's events come from. The zero value of a field means its default, or off.
 type Source struct {
 	// Worker is the worker's name in targets.
 	Worker string

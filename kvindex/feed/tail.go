@@ -48,8 +48,7 @@ func Tail(ctx context.Context, src Source, out, notes io.Writer) error {
 // lookEvery is how often Tail checks for changes that are not reported to sinks.
 const lookEvery = 200 * time.Millisecond
 
-// news prints the events dropped between two states of a feed, and why it cannot connect if
-// the reason is new.
+// news prints the events dropped between two states of a feed, and why it cannot connect if the reason is new.
 func (p *printSink) news(worker string, before, now *Status) {
 	dropped := map[Reason]uint64{}
 	for why, n := range now.Dropped {
@@ -81,10 +80,9 @@ type recordedFrame struct {
 	Payload *string `json:"payload_hex"`
 }
 
-// DecodeFrames reads recorded frames, JSON lines of {"topic", "seq", "payload_hex"} and other
-// keys, which are ignored, and prints them as Tail does. Every topic is a separate sequence. It
-// fails with the line number at an invalid line; an invalid payload is printed as malformed and
-// reading continues.
+// DecodeFrames reads recorded frames, JSON lines of {"topic", "seq", "payload_hex"} and other keys, which are ignored,
+// and prints them as Tail does. Every topic is a separate sequence. It fails with the line number at an invalid line;
+// an invalid payload is printed as malformed and reading continues.
 func DecodeFrames(engine Engine, in io.Reader, out io.Writer) error {
 	p := &printSink{enc: json.NewEncoder(out), failed: func() {}}
 	players := map[string]*Player{}
@@ -131,8 +129,7 @@ func decodeFrame(engine Engine, line []byte, players map[string]*Player, p *prin
 	return nil
 }
 
-// topicWorker names the worker of a topic ("kv@<worker>@<model>" by llm-d's
-// convention, else the topic itself).
+// topicWorker names the worker of a topic ("kv@<worker>@<model>" by llm-d's convention, else the topic itself).
 func topicWorker(topic string) string {
 	if parts := strings.Split(topic, "@"); len(parts) == 3 {
 		return parts[1]

@@ -23,16 +23,14 @@ func isTRTType(tag []byte) bool {
 	return false
 }
 
-// trtHashAlgos are the known block hash algorithms of TensorRT-LLM; a server that reports none
-// uses the first.
+// trtHashAlgos are the known block hash algorithms of TensorRT-LLM; a server that reports none uses the first.
 var trtHashAlgos = map[string]bool{"": true, "auto": true, "v1_block_key": true, "v2_sha256": true, "v2_sha256_64": true}
 
 // trtState is the state that later events of a TensorRT-LLM feed depend on.
 type trtState struct {
 	blockSize int  // 0 until known
 	fixed     bool // blockSize was configured
-	// window is the largest window of the created events; only events of that window describe
-	// the prefix cache.
+	// window is the largest window of the created events; only events of that window describe the prefix cache.
 	window int64
 	algo   string
 	// refused reports that the worker uses an unknown hash algorithm.
@@ -293,8 +291,7 @@ func (e *trtEvent) body() *trtData {
 	return &e.trtData
 }
 
-// looksLikeJSON distinguishes an HTTP event from a MessagePack batch, whose first byte is never
-// '{' (a fixint).
+// looksLikeJSON distinguishes an HTTP event from a MessagePack batch, whose first byte is never '{' (a fixint).
 func looksLikeJSON(b []byte) bool {
 	b = bytes.TrimLeft(b, " \t\r\n")
 	return len(b) > 0 && b[0] == '{'
@@ -429,8 +426,7 @@ func (d *Decoder) learnBlockSize(blocks []trtBlock) {
 	}
 }
 
-// trtMap reads an event of TensorRT-LLM's layout from MessagePack. It is rare, so it uses a
-// generic conversion.
+// trtMap reads an event of TensorRT-LLM's layout from MessagePack. It is rare, so it uses a generic conversion.
 func (d *Decoder) trtMap(r *msgpack.Reader) bool {
 	raw, ok := rawValue(r)
 	if !ok {

@@ -84,8 +84,7 @@ func (r *Reader) Offset() int { return r.i }
 // Raw returns the next n bytes without reading them, of which there must be as many.
 func (r *Reader) Raw(n int) []byte { return r.b[r.i : r.i+n : r.i+n] }
 
-// Kind returns the kind of the next value without reading it; Invalid at the end or before an
-// invalid byte.
+// Kind returns the kind of the next value without reading it; Invalid at the end or before an invalid byte.
 func (r *Reader) Kind() Kind {
 	if r.i >= len(r.b) {
 		return Invalid
@@ -263,8 +262,7 @@ func size(p []byte) int {
 	}
 }
 
-// Array reads the head of an array and returns its number of elements, which never exceeds the
-// number of bytes left.
+// Array reads the head of an array and returns its number of elements, which never exceeds the number of bytes left.
 func (r *Reader) Array() (int, error) { return r.head(Array, 0x90, 0xdc) }
 
 // Map reads the head of a map and returns its number of pairs.
@@ -298,9 +296,8 @@ func (r *Reader) head(k Kind, fix, long byte) (int, error) {
 	return n, nil
 }
 
-// Uint32s reads an array of integers that fit into 32 bits and appends them to dst. A pair [a,
-// b] instead of an integer, for some or all elements, counts as its first element (bigram
-// tokens). On an error it returns dst unchanged.
+// Uint32s reads an array of integers that fit into 32 bits and appends them to dst. A pair [a, b] instead of an
+// integer, for some or all elements, counts as its first element (bigram tokens). On an error it returns dst unchanged.
 func (r *Reader) Uint32s(dst []uint32) ([]uint32, error) {
 	at, was := r.i, len(dst)
 	n, err := r.Array()

@@ -31,10 +31,9 @@ type Options struct {
 	// time the connection is closed. Peers older than ZMTP 3.1 do not support PING and may be
 	// silent indefinitely (TCP keep-alive detects dead ones). Default 15 s.
 	Heartbeat time.Duration
-	// Gather is the shortest time between reads while messages come fast, so that one wake-up
-	// serves all messages of that time. It delays no message that follows others by twice that
-	// time, no message of which a part has arrived, and none after a read of gatherBelow bytes or
-	// more. Default 2 ms, negative for none.
+	// Gather is the shortest time between reads while messages come fast, so that one wake-up serves all messages of
+	// that time. It delays no message that follows others by twice that time, no message of which a part has arrived,
+	// and none after a read of gatherBelow bytes or more. Default 2 ms, negative for none.
 	Gather time.Duration
 }
 
@@ -47,8 +46,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Message is one multipart message. Its frames refer to the connection's buffer
-// and are valid until the next Recv.
+// Message is one multipart message. Its frames refer to the connection's buffer and are valid until the next Recv.
 type Message struct {
 	Frames [][]byte
 }
@@ -172,9 +170,8 @@ func (c *Conn) write(build func([]byte) []byte) error {
 	return nil
 }
 
-// Recv waits for the next message and answers commands meanwhile. Any error is final for the
-// connection, except a timeout if deadline is set: Recv may be called again then without loss of
-// data.
+// Recv waits for the next message and answers commands meanwhile. Any error is final for the connection, except a
+// timeout if deadline is set: Recv may be called again then without loss of data.
 func (c *Conn) Recv(deadline time.Time) (Message, error) {
 	c.consume()
 	for {
@@ -250,8 +247,7 @@ func (c *Conn) message() Message {
 	return Message{Frames: c.frames}
 }
 
-// command answers PING. PONG and unknown commands need no answer; their bytes alone show that
-// the peer is alive.
+// command answers PING. PONG and unknown commands need no answer; their bytes alone show that the peer is alive.
 func (c *Conn) command(body []byte) error {
 	name, data, err := parseCommand(body)
 	if err != nil {
@@ -315,8 +311,7 @@ func (c *Conn) fill(deadline time.Time) error {
 	}
 }
 
-// beat runs after a heartbeat of silence: it shrinks an empty buffer and sends a PING to a peer
-// that supports it.
+// beat runs after a heartbeat of silence: it shrinks an empty buffer and sends a PING to a peer that supports it.
 func (c *Conn) beat() (pinged bool, err error) {
 	if c.w == 0 && len(c.buf) > c.opt.MinBuffer {
 		c.buf = make([]byte, c.opt.MinBuffer)
@@ -328,9 +323,8 @@ func (c *Conn) beat() (pinged bool, err error) {
 	return true, c.write(func(b []byte) []byte { return appendCommand(b, "PING", []byte{0, 0}) })
 }
 
-// room makes space after the received bytes: it moves a partial message to the front, and
-// doubles a buffer that is full or mostly one message. It does not trust the length in a frame's
-// head before the bytes have arrived.
+// room makes space after the received bytes: it moves a partial message to the front, and doubles a buffer that is full
+// or mostly one message. It does not trust the length in a frame's head before the bytes have arrived.
 func (c *Conn) room() {
 	if c.w < len(c.buf) && (c.r == 0 || len(c.buf)-c.w >= len(c.buf)/4) {
 		return

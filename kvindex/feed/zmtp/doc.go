@@ -2,9 +2,8 @@
 // need: a SUB socket that connects or is connected to, and a DEALER socket that requests a
 // replay. It supports the NULL mechanism, over tcp and Unix sockets (ipc).
 //
-// Frames are decoded in place in the read buffer: a Message refers to it and is valid until the
-// next Recv. The buffer starts small and grows with what the peer sends, so that a thousand
-// quiet connections cost little.
+// Frames are decoded in place in the read buffer: a Message refers to it and is valid until the next Recv. The buffer
+// starts small and grows with what the peer sends, so that a thousand quiet connections cost little.
 //
 // A Conn is one connection and never reconnects by itself, because the reader of a sequenced
 // stream has to know that a connection broke.

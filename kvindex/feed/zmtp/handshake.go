@@ -131,8 +131,7 @@ func (c *Conn) checkReady(body []byte) error {
 	return nil
 }
 
-// appendProperty appends a metadata property: name with a length byte, value
-// with a 4-byte length.
+// appendProperty appends a metadata property: name with a length byte, value with a 4-byte length.
 func appendProperty(b []byte, name, value string) []byte {
 	b = append(b, byte(len(name)))
 	b = append(b, name...)
