@@ -187,7 +187,7 @@ class Maker:
     def template(self):
         k = self.r.randrange(6)
         if k == 0:
-            return {"chat_template_kwargs": self.pick([{"enable_thinking": False}, {"enable_thinking": "no"}, {}, None, {"messages": []}, {"tools": []}, {"tokenize": False}, {"x": 10**30}, {"x": 1e400 and 1.5},
+            return {"chat_template_kwargs": self.pick([{"enable_thinking": False}, {"enable_thinking": "no"}, {"enable_thinking": None}, {"enable_thinking": "auto"}, {"tools": None}, {"documents": "auto"}, {}, None, {"messages": []}, {"tools": []}, {"tokenize": False}, {"x": 10**30}, {"x": 1e400 and 1.5},
                                                        {"add_generation_prompt": False}, {"continue_final_message": True}, {"documents": []}, {"conversation": 1}, {"chat_template": "x"}, {"chat_template": None},
                                                        {"return_dict": True}, {"bos_token": "B"}, {"enable_thinking": SURROGATE}, {"tokenizer_kwargs": {}}, {"padding": True}, [], "x"])}
         if k == 1:

@@ -2,7 +2,7 @@
 
 encoders.py KIND URL SEED COUNT OUT: posts COUNT bodies to URL/v1/chat/completions/render (harmony_responses: /v1/responses/render) of a vLLM that serves "tiny", and
 writes a line each to OUT (gzipped): the body, and the ids or the status; sound: the body is what clients write. KIND selects special tokens that clients write:
-harmony, deepseek. Two thirds are conversations with tools, results and thoughts, the rest is what bodies.py calls
+harmony, deepseek; sglang: before it posts them to SGLang's chats. Two thirds are conversations with tools, results and thoughts, the rest is what bodies.py calls
 valid, nearly valid or hostile, without sampling parameters. sglang_API: bodies.py's for an API, posted to where sglang_ids.py
 serves it. encoders.py golden IN COUNT OUT: the first COUNT lines with a
 hash in place of the ids. Run by any Python 3; encoders.sh starts the engine.
@@ -28,10 +28,12 @@ SPECIAL = {
 class Maker(bodies.Maker):
     def __init__(self, seed, kind):
         super().__init__(seed)
+        self.sglang, kind = kind.startswith("sglang:"), kind.removeprefix("sglang:")
         kind, _, version = kind.removesuffix("_responses").partition(":")
         self.version = int(version or 0)  # of Mistral's tokenizer
         self.kind = kind
         self.strict = kind == "mistral"  # it refuses most names and ids
+        self.checked = self.strict or self.sglang  # schemas and parts are
         self.pieces = bodies.PIECES + SPECIAL[kind] + ["word "] * 20 + ["naïve ", "der Straße", "a_b", "x1y2", "\r\n", "…", "👩‍🚀"]
 
     def text(self):
@@ -45,7 +47,7 @@ class Maker(bodies.Maker):
         return self.pick([self.text(), 0, 1, -5, 1.0, 1.5, 1e15, 1e16, 1e-5, 1.25e-6, 10**17, 10**19, 2**64, 10**30, -(2**63) - 1, True, False, None, "x\"y\\z", "\u0001\u007f", "é"])
 
     def schema(self, depth=0):
-        odd = not self.strict or self.one(40)  # Mistral's code refuses what is no JSON schema
+        odd = not self.checked or self.one(40)  # Mistral's code, and SGLang, refuse what is no JSON schema
         kind = self.r.randrange(12)
         s = {}
         if kind < 5 or depth == 0:
@@ -99,7 +101,7 @@ class Maker(bodies.Maker):
                 out.append({"role": self.pick(["user", "system", "developer"]), "content": self.said()})
             for _ in range(self.r.randrange(3) if self.one(2) else 0):
                 made = [{"id": f"call_{calls + i:0{9 if self.strict and not self.one(30) else 1}}", "type": "function", "function": {"name": self.pick(["tool_0", "get-1", "f"]), "arguments": self.pick(
-                    [json.dumps({self.pick(["city", "q", "é"]): self.value() for _ in range(self.r.randrange(3))}, ensure_ascii=self.one(2)), "{}", "", "{", "[]", '{"a": 1.50, "a": "é\\ud83d\\ude00"}'])}} for i in range(1 + self.r.randrange(3))]
+                    [json.dumps({self.pick(["city", "q", "é"]): self.value() for _ in range(self.r.randrange(3))}, ensure_ascii=self.one(2)), "{}"] + (["", "{", "[]"] if not self.sglang or self.one(30) else []) + ['{"a": 1.50, "a": "é\\ud83d\\ude00"}'])}} for i in range(1 + self.r.randrange(3))]
                 calls += len(made)
                 out.append({"role": "assistant", "content": self.pick([None, ""] if self.strict and self.version < 7 and not self.one(20) else [None, "", self.text(), self.said()]), "tool_calls": made})
                 if self.one(30 if self.strict and self.version < 11 else 3):
@@ -121,7 +123,7 @@ class Maker(bodies.Maker):
     def said(self):
         if not self.one(5):
             return self.text()
-        if self.strict and not self.one(20):
+        if self.checked and not self.one(20):
             return [{"type": "text", "text": self.text()} for _ in range(self.r.randrange(4))]
         return [self.pick([{"type": "text", "text": self.text()}] * 9 + [{"type": "thinking", "thinking": self.text()}, {"type": "refusal", "refusal": "no"}]) for _ in range(self.r.randrange(4))]
 
@@ -139,7 +141,7 @@ class Maker(bodies.Maker):
         if self.strict and body["messages"] and isinstance(body["messages"], list) and isinstance(body["messages"][-1], dict) and body["messages"][-1].get("role") == "assistant" and not self.one(4):
             body.update({"continue_final_message": True, "add_generation_prompt": False})
         if self.one(40 if self.strict else 4):
-            body["chat_template_kwargs"] = {self.pick(["thinking", "enable_thinking", "reasoning_effort", "drop_thinking", "documents", "x"]): self.pick([True, False, None, "low", "max", "none", "x", 1, 0, 50, 0.5, 0.125, -0.0])
+            body["chat_template_kwargs"] = {self.pick(["thinking", "enable_thinking", "reasoning_effort", "drop_thinking", "documents", "x"]): self.pick([True, False, None, "auto", "low", "max", "none", "x", 1, 0, 50, 0.5, 0.125, -0.0])
                                             for _ in range(1 + self.r.randrange(2))}
         if self.one(20):
             body.update(self.pick([{"continue_final_message": True, "add_generation_prompt": False}, {"add_generation_prompt": False}, {"add_special_tokens": True}, {"documents": [{"text": "d"}]}]))
@@ -262,13 +264,13 @@ def sglang(api, url, seed, count, out):
 def main(kind, url, seed, count, out):
     if kind.startswith("sglang_"):
         return sglang(kind.removeprefix("sglang_"), url, seed, count, out)
+    path = PATHS["chat"] if kind.startswith("sglang:") else "/v1/responses/render" if kind == "harmony_responses" else "/v1/chat/completions/render"
     maker = Maker(int(seed), kind)
     with gzip.open(out, "wt") as f:
         for _ in range(int(count)):
-            responses = kind == "harmony_responses"
-            body, sound = maker.response() if responses else (maker.conversation(), True)
+            body, sound = maker.response() if kind == "harmony_responses" else (maker.conversation(), True)
             body = bodies.dump(body)
-            answer = ask(url + ("/v1/responses/render" if responses else "/v1/chat/completions/render"), body)
+            answer = ask(url + path, body)
             f.write(json.dumps({"body": body, "sound": sound, **answer}) + "\n")
 
 

@@ -32,29 +32,31 @@ record() { # NAME TOKENIZER KIND ARGUMENTS...
 }
 
 # SGLang's processes end with their group.
-record_sglang() { # ARGUMENTS -- APIS...
-  local arguments=()
+record_sglang() { # NAME TOKENIZER ARGUMENTS -- APIS...
+  local name=$1 tokenizer=$2 arguments=()
+  shift 2
   while [ "$1" != -- ]; do arguments+=("$1"); shift; done
   shift
-  [ -z "${ONLY:-}" ] || [[ " $ONLY " = *" sglang "* ]] || return 0
-  setsid "$sglang/bin/python" "$own/serve.py" sglang_ids --tokenizer "$models/qwen3" --work "$work" --port "$port" --events $((port + 1)) \
-    --replay $((port + 2)) --ranks 1 -- "${arguments[@]}" > "$out/sglang.log" 2>&1 &
+  [ -z "${ONLY:-}" ] || [[ " $ONLY " = *" $name "* ]] || return 0
+  setsid "$sglang/bin/python" "$own/serve.py" sglang_ids --tokenizer "$models/$tokenizer" --work "$work" --port "$port" --events $((port + 1)) \
+    --replay $((port + 2)) --ranks 1 -- "${arguments[@]}" > "$out/$name.log" 2>&1 &
   server=-$!
   for _ in $(seq 900); do
     curl -sf -o /dev/null "http://127.0.0.1:$port/v1/models" && break
-    kill -0 -- "$server" || { tail -5 "$out/sglang.log"; exit 1; }
+    kill -0 -- "$server" || { tail -5 "$out/$name.log"; exit 1; }
     sleep 1
   done
   for api in "$@"; do
-    python3 "$own/encoders.py" "sglang_$api" "http://127.0.0.1:$port" "${SEED:-$RANDOM}" "$count" "$out/sglang_$api.jsonl.gz"
+    python3 "$own/encoders.py" "${api/#conversations/sglang:deepseek}" "http://127.0.0.1:$port" "${SEED:-$RANDOM}" "$count" "$out/${name}_${api#sglang_}.jsonl.gz"
   done
   kill -9 -- "$server"
   wait || true
   server=
 }
 
-record_sglang -- chat completions responses messages generate
-record_sglang --is-embedding -- embeddings
+record_sglang sglang qwen3 -- sglang_chat sglang_completions sglang_responses sglang_messages sglang_generate
+record_sglang sglang qwen3 --is-embedding -- sglang_embeddings
+record_sglang sglang_dsv32 deepseek_v3 --tool-call-parser deepseekv32 --context-length 4096 -- conversations sglang_responses sglang_messages
 record harmony gptoss harmony --enable-auto-tool-choice --tool-call-parser openai
 record harmony_responses gptoss harmony_responses --enable-auto-tool-choice --tool-call-parser openai
 record deepseek_v32 deepseek_v3 deepseek --enable-auto-tool-choice --tool-call-parser deepseek_v32 --tokenizer-mode deepseek_v32

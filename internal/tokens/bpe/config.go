@@ -10,19 +10,15 @@ import (
 	"strings"
 )
 
-// Config holds what the other files of a model configure, as transformers exposes
-// it to chat templates.
+// Config holds what the other files of a model configure, as transformers exposes it to chat templates.
 type Config struct {
-	// Special maps the names of the special tokens that are set (bos_token, eos_token, ...) to
-	// their content.
+	// Special maps the names of the special tokens that are set (bos_token, eos_token, ...) to their content.
 	Special map[string]string
-	// ExtraSpecial is the list additional_special_tokens or
-	// extra_special_tokens.
+	// ExtraSpecial is the list additional_special_tokens or extra_special_tokens.
 	ExtraSpecial []string
 	// Templates are the chat templates; a model's only template is named "default".
 	Templates []Template
-	// TokenizerClass is as in tokenizer_config.json, ModelType and Architecture (the first one) as
-	// in config.json.
+	// TokenizerClass is as in tokenizer_config.json, ModelType and Architecture (the first one) as in config.json.
 	TokenizerClass          string
 	ModelType, Architecture string
 	// Mistral: vLLM renders chats with mistral-common, because the folder has a tokenizer for it and
@@ -47,6 +43,7 @@ type llamaConfig struct {
 	legacy, addPrefixSpace bool
 	prefixSpaceSet         bool // other classes have another default
 	addBOS, addEOS         bool // read without a tokenizer.json
+	noBOS                  bool // add_bos_token is false
 }
 
 // Template is a named chat template.
@@ -189,6 +186,7 @@ func (c *Config) fromTokenizerConfig(file map[string]json.RawMessage) error {
 	}); err != nil {
 		return err
 	}
+	c.llama.noBOS = string(file["add_bos_token"]) == "false"
 	set, ok := file["add_prefix_space"]
 	c.llama.prefixSpaceSet = ok && string(set) != "null"
 	raw, ok := file["added_tokens_decoder"]
@@ -257,8 +255,7 @@ func tokenContent(raw json.RawMessage) (string, bool) {
 	return "", false
 }
 
-// templates reads the chat templates: separate files take precedence over the entry of
-// tokenizer_config.json.
+// templates reads the chat templates: separate files take precedence over the entry of tokenizer_config.json.
 func (c *Config) templates(fsys fs.FS, entry json.RawMessage) error {
 	main, err := readFile(fsys, "chat_template.jinja")
 	if err != nil {

@@ -58,22 +58,21 @@ func (enc *encoder) trim() {
 	enc.watch, enc.match.text = watch{}, ""
 }
 
-// encoders is a pool of at most max(2, GOMAXPROCS) encoders, which bounds the memory of their
-// caches; further calls wait. The encoder released last is reused first, because its caches are
-// warm.
+// encoders is a pool of at most max(2, GOMAXPROCS) encoders, which bounds the memory of their caches; further calls
+// wait. The encoder released last is reused first, because its caches are warm.
 type encoders struct {
 	tickets chan struct{}
 	mu      sync.Mutex
 	free    []*encoder
 }
 
-func newEncoders() encoders {
-	return encoders{tickets: make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))}
+func newEncoders() *encoders {
+	return &encoders{tickets: make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))}
 }
 
 // acquire waits for an encoder. It returns nil if stop is closed first.
 func (t *Tokenizer) acquire(stop <-chan struct{}) *encoder {
-	p := &t.encoders
+	p := t.encoders
 	select {
 	case p.tickets <- struct{}{}:
 	case <-stop:
@@ -94,7 +93,7 @@ func (t *Tokenizer) acquire(stop <-chan struct{}) *encoder {
 
 func (t *Tokenizer) release(enc *encoder) {
 	enc.trim()
-	p := &t.encoders
+	p := t.encoders
 	p.mu.Lock()
 	p.free = append(p.free, enc)
 	p.mu.Unlock()

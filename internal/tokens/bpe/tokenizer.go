@@ -8,9 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// Errors of Encode wrap ErrText for text that the reference rejects too, and ErrLimit for text
-// that is longer than MaxText or exceeds the work limit of the tokenizer's split pattern. The
-// reference has no such limits.
+// Errors of Encode wrap ErrText for text that the reference rejects too, and ErrLimit for text that is longer than
+// MaxText or exceeds the work limit of the tokenizer's split pattern. The reference has no such limits.
 var (
 	ErrText  = errors.New("text cannot be tokenized")
 	ErrLimit = errors.New("text is too large to be tokenized here")
@@ -19,8 +18,7 @@ var (
 // MaxText is the maximum length of a text in bytes.
 const MaxText = 1 << 28
 
-// Tokenizer computes token ids. It is safe for concurrent use, and immutable except for its
-// caches.
+// Tokenizer computes token ids. It is safe for concurrent use, and immutable except for its caches.
 type Tokenizer struct {
 	config       Config
 	vocab        *vocab
@@ -53,7 +51,7 @@ type Tokenizer struct {
 	after     []uint32
 	literalOf map[uint32]string
 
-	encoders encoders
+	encoders *encoders
 	memo     *memo
 
 	mistral *Tokenizer // see Mistral
@@ -72,22 +70,19 @@ const (
 	prefixFirst              // the same, and only at the start of the text
 )
 
-// spaceModel is the model of SentencePiece-style tokenizers, which match characters instead of
-// bytes.
+// spaceModel is the model of SentencePiece-style tokenizers, which match characters instead of bytes.
 type spaceModel struct {
 	bmp    []uint32 // token of a character of the BMP, maxID if none
 	astral map[rune]uint32
 	bytes  [256]uint32
 	unk    uint32 // of characters without bytes; maxID: all have bytes
-	// marked: the normalizer writes U+2581 for spaces, so added tokens of normalized text are
-	// matched after it.
+	// marked: the normalizer writes U+2581 for spaces, so added tokens of normalized text are matched after it.
 	marked bool
 }
 
-// Encode appends the ids of text to dst. With addSpecial it adds what the tokenizer's
-// post-processor adds (such as a BOS token), as engines do for completions but not for rendered
-// chats. Text must be valid UTF-8, otherwise the error wraps ErrText; a Python str cannot even
-// hold such text. Time is nearly linear in the length for any text.
+// Encode appends the ids of text to dst. With addSpecial it adds what the tokenizer's post-processor adds (such as a
+// BOS token), as engines do for completions but not for rendered chats. Text must be valid UTF-8, otherwise the error
+// wraps ErrText; a Python str cannot even hold such text. Time is nearly linear in the length for any text.
 func (t *Tokenizer) Encode(dst []uint32, text string, addSpecial bool) ([]uint32, error) {
 	return t.EncodeUntil(nil, dst, text, addSpecial)
 }
@@ -113,6 +108,21 @@ func (t *Tokenizer) EncodeUntil(stop <-chan struct{}, dst []uint32, text string,
 		dst = append(dst, t.after...)
 	}
 	return dst, err
+}
+
+// sglangBOS are the classes for which SGLang puts BOS before texts, and nothing after them, unless tokenizer_config.json says
+// not to. What tokenizer.json says does not count then.
+var sglangBOS = strings.Fields("LlamaTokenizer LlamaTokenizerFast CodeLlamaTokenizer CodeLlamaTokenizerFast GemmaTokenizer GemmaTokenizerFast CohereTokenizerFast")
+
+// ForSGLang returns the tokenizer as SGLang 0.5.23 uses it.
+func (t *Tokenizer) ForSGLang() *Tokenizer {
+	bos, ok := t.TokenID(t.config.Special["bos_token"])
+	if !ok || !slices.Contains(sglangBOS, t.config.TokenizerClass) || t.config.llama.noBOS || slices.Equal(t.before, []uint32{bos}) && t.after == nil {
+		return t
+	}
+	own := *t
+	own.before, own.after = []uint32{bos}, nil
+	return &own
 }
 
 // Added returns how many ids addSpecial puts before and after a text.
@@ -152,8 +162,7 @@ func (t *Tokenizer) MinTokens(text string) int {
 	return n / t.longest
 }
 
-// longestToken returns the length of the longest token for MinTokens, in bytes; 0 if there is no
-// bound.
+// longestToken returns the length of the longest token for MinTokens, in bytes; 0 if there is no bound.
 func (t *Tokenizer) longestToken() (n int) {
 	if t.pipe != nil || t.nfc && t.sp != nil {
 		return 0
@@ -170,8 +179,7 @@ func (t *Tokenizer) longestToken() (n int) {
 	return n
 }
 
-// TokenID returns the id of a token by its string in tokenizer.json; added tokens take
-// precedence.
+// TokenID returns the id of a token by its string in tokenizer.json; added tokens take precedence.
 func (t *Tokenizer) TokenID(token string) (uint32, bool) {
 	if id, ok := t.addedID[token]; ok {
 		return id, true

@@ -1,30 +1,37 @@
 package encoders
 
 import (
+	_ "embed"
+
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// deepseekV32 is vllm/tokenizers/deepseek_v32.py.
-type deepseekV32 struct{}
+// deepseekV32 is vllm/tokenizers/deepseek_v32.py, or SGLang's encoding_dsv32.py with what its serving_chat.py does before.
+type deepseekV32 struct{ sglang bool }
 
 func newDeepseekV32(*bpe.Tokenizer) (Encoder, error) { return deepseekV32{}, nil }
 
 func (deepseekV32) Traits() Traits { return Traits{Name: "deepseek_v32", Messages: Joined} }
 
-func (deepseekV32) Append(dst []byte, c *Chat) (_ []byte, err error) {
+func (d deepseekV32) Append(dst []byte, c *Chat) (_ []byte, err error) {
 	messages := c.Messages
-	if len(c.Tools) > 0 {
+	switch {
+	case len(messages) == 0 && (d.sglang || len(c.Tools) == 0):
+		return dst, d.fails("list index out of range")
+	case !d.sglang && len(c.Tools) == 0:
+	case d.sglang && roleOf(messages[0]) == "system":
+		if len(c.Tools) > 0 {
+			host, _ := messages[0].AsDict()
+			messages = append([]jinja.Value{withTools(host, c.Tools)}, messages[1:]...)
+		}
+	default:
 		messages = append([]jinja.Value{withTools(nil, c.Tools)}, messages...)
 	}
-	if len(messages) == 0 {
-		return dst, &Refusal{Status: 400, Reason: "list index out of range"}
-	}
-	thinking := truth(c.Args, "thinking") || truth(c.Args, "enable_thinking")
+	thinking := truth(c.Args, "thinking") || !d.sglang && truth(c.Args, "enable_thinking")
 	last := lastUserTurn(messages)
-	// Thoughts before the last user message are not rendered, and developer messages there make the
-	// engine fail.
-	if thinking && roleOf(messages[len(messages)-1]) == "user" {
+	// Thoughts before the last user message are not rendered, and developer messages there make the engine fail.
+	if thinking && (d.sglang || roleOf(messages[len(messages)-1]) == "user") {
 		for i := range last {
 			switch roleOf(messages[i]) {
 			case "user", "system", "tool", "assistant":
@@ -36,7 +43,7 @@ func (deepseekV32) Append(dst []byte, c *Chat) (_ []byte, err error) {
 	dst = append(dst, dsBegin...)
 	of := -1
 	for i := range messages {
-		if dst, err = v32Message(dst, c, messages, i, of, last, thinking); err != nil {
+		if dst, err = d.message(dst, c, messages, i, of, last, thinking); err != nil {
 			return dst, err
 		}
 		if roleOf(messages[i]) != "tool" {
@@ -46,9 +53,17 @@ func (deepseekV32) Append(dst []byte, c *Chat) (_ []byte, err error) {
 	return dst, nil
 }
 
-// v32Message appends message i. of is the index of the last message before it that is not a
+// fails refuses what makes the engine's code fail.
+func (d deepseekV32) fails(reason string) error {
+	if d.sglang {
+		return &Refusal{Status: 500, Reason: "Internal server error: " + reason}
+	}
+	return &Refusal{Status: 400, Reason: reason}
+}
+
+// message appends message i. of is the index of the last message before it that is not a
 // tool's, -1 if there is none: it has the calls of a tool's message.
-func v32Message(dst []byte, c *Chat, messages []jinja.Value, i, of, last int, thinking bool) ([]byte, error) {
+func (d deepseekV32) message(dst []byte, c *Chat, messages []jinja.Value, i, of, last int, thinking bool) ([]byte, error) {
 	if err := c.stopped(); err != nil {
 		return dst, err
 	}
@@ -107,6 +122,9 @@ func v32Message(dst []byte, c *Chat, messages []jinja.Value, i, of, last int, th
 		calls, _ := member(msg, "tool_calls").AsList()
 		if thinking && i > last {
 			said := thought(msg)
+			if d.sglang {
+				said = text(msg, "reasoning_content")
+			}
 			if said == "" && len(calls) == 0 {
 				return dst, refuse("ThinkingMode: thinking, invalid message without reasoning/tool_calls after last user message")
 			}
@@ -120,34 +138,10 @@ func v32Message(dst []byte, c *Chat, messages []jinja.Value, i, of, last int, th
 		}
 		dst = append(dst, dsEnd...)
 	default:
-		return dst, refuse("Invalid role: %s", role)
+		return dst, d.fails("Invalid role: " + role)
 	}
 	return dst, err
 }
 
-const v32Tools = `## Tools
-You have access to a set of tools you can use to answer the user's question.
-You can invoke functions by writing a "<｜DSML｜function_calls>" block like the following as part of your reply to the user:
-<｜DSML｜function_calls>
-<｜DSML｜invoke name="$FUNCTION_NAME">
-<｜DSML｜parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</｜DSML｜parameter>
-...
-</｜DSML｜invoke>
-<｜DSML｜invoke name="$FUNCTION_NAME2">
-...
-</｜DSML｜invoke>
-</｜DSML｜function_calls>
-String and scalar parameters should be specified as is without any escaping or quotes, while lists and objects should use JSON format. The "string" attribute should be set to "true" for string type parameters and "false" for other types (numbers, booleans, arrays, objects).
-If the thinking_mode is enabled, then after function results you should strongly consider outputting a thinking block. Here is an example:
-<｜DSML｜function_calls>
-...
-</｜DSML｜function_calls>
-<function_results>
-...
-</function_results>
-<think>...thinking about results</think>
-Here are the functions available in JSONSchema format:
-<functions>
-%s
-</functions>
-`
+//go:embed deepseek_v32_tools.txt
+var v32Tools string

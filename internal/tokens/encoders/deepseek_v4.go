@@ -2,6 +2,7 @@ package encoders
 
 import (
 	"cmp"
+	_ "embed"
 	"fmt"
 	"slices"
 	"strings"
@@ -140,8 +141,7 @@ func v4Dropped(messages []v4Message, v41 bool) (out []v4Message) {
 	return out
 }
 
-// v4Merged merges tool results and texts of a user into one message each, with the results in the
-// order of the calls.
+// v4Merged merges tool results and texts of a user into one message each, with the results in the order of the calls.
 func v4Merged(c *Chat, given []jinja.Value, v41 bool) (out []v4Message, err error) {
 	order := map[string]int{}
 	sort := func() { // the results of the last message
@@ -405,29 +405,5 @@ Do not stop reasoning until you have independently verified the solution from mu
 `,
 }
 
-const v4Tools = `## Tools
-
-You have access to a set of tools to help answer the user's question. You can invoke tools by writing a "<｜DSML｜tool_calls>" block like the following:
-
-<｜DSML｜tool_calls>
-<｜DSML｜invoke name="$TOOL_NAME">
-<｜DSML｜parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</｜DSML｜parameter>
-...
-</｜DSML｜invoke>
-<｜DSML｜invoke name="$TOOL_NAME2">
-...
-</｜DSML｜invoke>
-</｜DSML｜tool_calls>
-
-String parameters should be specified as is and set ` + "`" + `string="true"` + "`" + `. For all other types (numbers, booleans, arrays, objects), pass the value in JSON format and set ` + "`" + `string="false"` + "`" + `.
-
-If thinking_mode is enabled (triggered by <think>), you MUST output your complete reasoning inside <think>...</think> BEFORE any tool calls or final response.
-
-Otherwise, output directly after </think> with tool calls or final response.
-
-### Available Tool Schemas
-
-%s
-
-You MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.
-`
+//go:embed deepseek_v4_tools.txt
+var v4Tools string

@@ -31,9 +31,13 @@ func appendDSMLCalls(dst []byte, c *Chat, block string, calls []jinja.Value) (_ 
 		}
 		call, _ := calls[i].AsDict()
 		f := dictAt(call, "function")
-		dst = append(append(append(dst, "<"+invoke+` name="`...), text(f, "name")...), "\">\n"...)
+		arguments := dictAt(f, "arguments")
+		if arguments == nil {
+			return dst, refuse("Assistant tool call function.arguments must be a JSON object.")
+		}
+		dst = append(jinja.AppendStr(append(dst, "<"+invoke+` name="`...), member(f, "name")), "\">\n"...)
 		sep := ""
-		dictAt(f, "arguments").Range(func(k, v jinja.Value) bool {
+		arguments.Range(func(k, v jinja.Value) bool {
 			key, _ := k.AsString()
 			s, isText := v.AsString()
 			kind := "false"

@@ -44,9 +44,8 @@ const (
 	Parts
 	// Validated: messages are as vLLM's request model leaves them, see Harmony.
 	Validated
-	// Original: contents are as the client wrote them, in messages that vLLM's chat parser accepts.
-	// A part that is an image or video has the type image, and audio the type audio; their text is
-	// the caller's mark.
+	// Original: contents are as the client wrote them, in messages that vLLM's chat parser accepts. A part that is an
+	// image or video has the type image, and audio the type audio; their text is the caller's mark.
 	Original
 	// Read: as Original, without contents that vLLM's request model leaves to be read later.
 	Read
@@ -99,8 +98,7 @@ var ErrLimit = errors.New("the prompt is too long to be built here")
 // ErrStopped is returned for a prompt whose Chat.Stop was closed.
 var ErrStopped = errors.New("the encoding of the prompt was stopped")
 
-// ErrMissing is returned for a chat of a model whose engine encodes prompts in code that has no
-// encoder here.
+// ErrMissing is returned for a chat of a model whose engine encodes prompts in code that has no encoder here.
 var ErrMissing = errors.New("the engine encodes the model's prompts in code that Kvlane does not follow")
 
 // entry is a row of the table of encoders.
@@ -144,15 +142,22 @@ func ForVLLM(tok *bpe.Tokenizer) (Encoder, error) {
 // which it prefers to that of the folder but not to that of its flag.
 var conversationTypes = strings.Fields("internvl_chat deepseek_vl_v2 multi_modality phi4mm minicpmv minicpmo moss_vl deepseek-ocr unlimited-ocr paddleocr_vl whisper")
 
-// SGLangEncodes reports whether SGLang 0.5.23 encodes a model's prompts in code. None of its
-// encoders is here. given: the engine was started with a template.
-func SGLangEncodes(config *bpe.Config, given bool) bool {
+// ForSGLang returns the encoder that SGLang 0.5.23 uses for a model, nil if it uses a template, and fails with ErrMissing
+// if there is none here. bare: the model has no template; given: the engine was started with one.
+func ForSGLang(config *bpe.Config, bare, given bool) (Encoder, error) {
 	for _, name := range [...]string{"DeepseekV4", "KimiK3", "InklingForConditionalGeneration"} {
 		if strings.Contains(config.Architecture, name) {
-			return true
+			return nil, ErrMissing
 		}
 	}
-	return config.ModelType == "deepseek_v41" || !given && slices.Contains(conversationTypes, config.ModelType)
+	switch {
+	case config.ModelType == "deepseek_v41", !given && slices.Contains(conversationTypes, config.ModelType):
+		return nil, ErrMissing
+	case bare && strings.Contains(config.Architecture, "DeepseekV3"):
+		return deepseekV32{sglang: true}, nil
+	default:
+		return nil, nil //nolint:nilnil // no encoder is a result
+	}
 }
 
 // member returns the value of a key, None if d lacks it. d may be nil.

@@ -316,8 +316,7 @@ func (w *harmonyWriter) comment(indent, s string) {
 	}
 }
 
-// harmonyDepth is the greatest nesting of a tool's parameters, which oss-harmony's JSON reader
-// bounds.
+// harmonyDepth is the greatest nesting of a tool's parameters, which oss-harmony's JSON reader bounds.
 const harmonyDepth = 118
 
 // schema writes a JSON schema as a TypeScript type. d is nil unless the schema is an object.

@@ -222,8 +222,7 @@ func textAt(d *jinja.Dict, key string) *string {
 	return nil
 }
 
-// systemPrompt joins the messages of the system, which the versions before 7 put into a user's
-// message.
+// systemPrompt joins the messages of the system, which the versions before 7 put into a user's message.
 func (w *mistralWriter) systemPrompt(messages []mistralMessage) string {
 	var texts []string
 	for i := range messages {

@@ -13,8 +13,8 @@ import (
 // anthropicRules defines how an engine converts an Anthropic request to a chat: vLLM 0.32
 // (vllm/entrypoints/anthropic/serving.py) and SGLang 0.5.23 (python/sglang/srt/entrypoints/anthropic/serving.py).
 type anthropicRules struct {
-	// options copies fields other than messages and tools.
-	options func(in input, body *jinja.Dict) error
+	// options copies fields other than messages and tools. encoded: see anthropicChat.
+	options func(in input, body *jinja.Dict, encoded bool) error
 	// mergeSystem reports whether system messages after the first turn are merged into the system
 	// prompt. If not, and systemTurns is set, they stay ordinary messages.
 	mergeSystem func(m *Model) bool
@@ -75,6 +75,7 @@ type anthropicChat struct {
 
 	list    []jinja.Value
 	merge   bool
+	encoded bool // SGLang has an encoder for the model, which takes thoughts, and runs with --reasoning-parser if they are asked for
 	partial string
 }
 
@@ -90,6 +91,10 @@ func (m *Model) anthropicChat(in input) (fields *jinja.Dict, partial string, err
 	}
 	rules := &in.profile.anthropic
 	c := &anthropicChat{anthropicRules: rules, merge: rules.mergeSystem(m)}
+	if in.profile == profiles[SGLang] {
+		encoder, _ := m.sglangEncoder()
+		c.encoded = encoder != nil
+	}
 	if err := c.system(in, messages); err != nil {
 		return nil, "", err
 	}
@@ -102,7 +107,7 @@ func (m *Model) anthropicChat(in input) (fields *jinja.Dict, partial string, err
 		return nil, c.partial, nil
 	}
 	fields = dict(kv{"messages", jinja.List(c.list)})
-	if err := rules.options(in, fields); err != nil {
+	if err := rules.options(in, fields, c.encoded); err != nil {
 		return nil, "", err
 	}
 	return fields, "", c.tools(in, fields)
@@ -215,7 +220,7 @@ func (c *anthropicChat) content(role string, blocks []jinja.Value) error {
 				parts = append(parts, textPart(text))
 			}
 		case "thinking":
-			if text, has, _ := textOf(d, "thinking"); has && c.reasoning {
+			if text, has, _ := textOf(d, "thinking"); has && c.reasoning || text != "" && c.encoded && role == roleAssistant {
 				thoughts = append(thoughts, text)
 			}
 		case "redacted_thinking":
@@ -237,7 +242,11 @@ func (c *anthropicChat) content(role string, blocks []jinja.Value) error {
 		}
 	}
 	msg := dict(kv{"role", jinja.String(role)})
-	if thoughts != nil {
+	switch {
+	case thoughts == nil:
+	case c.encoded:
+		msg.Set("reasoning_content", join(thoughts, "\n"))
+	default:
 		msg.Set("reasoning", join(thoughts, ""))
 	}
 	if calls != nil {
@@ -410,7 +419,7 @@ func searchText(d *jinja.Dict) string {
 
 // vllmAnthropicOptions copies the options that vLLM passes on. The effort is
 // output_config.effort, or none if thinking is disabled.
-func vllmAnthropicOptions(in input, fields *jinja.Dict) error {
+func vllmAnthropicOptions(in input, fields *jinja.Dict, _ bool) error {
 	if err := in.copyTo(fields, body.FieldChatTemplateKwargs, body.FieldKVTransferParams); err != nil {
 		return err
 	}
@@ -424,8 +433,12 @@ func vllmAnthropicOptions(in input, fields *jinja.Dict) error {
 	return nil
 }
 
-func sglangAnthropicOptions(in input, fields *jinja.Dict) error {
-	if kind := body.Text(body.Member(in.Get("thinking"), "type")); kind != "" && kind != "disabled" {
+func sglangAnthropicOptions(in input, fields *jinja.Dict, encoded bool) error {
+	switch kind := body.Text(body.Member(in.Get("thinking"), "type")); {
+	case kind == "":
+	case encoded:
+		fields.Set("chat_template_kwargs", object(kv{"thinking", jinja.Bool(kind != "disabled")}))
+	case kind != "disabled":
 		return &Refusal{Status: 400, Reason: "Anthropic thinking is not supported for models without a reasoning parser", Guessed: true}
 	}
 	if effort := body.Text(body.Member(in.Get("output_config"), "effort")); effort != "" {

@@ -44,6 +44,7 @@ var encoderModels = map[string][2]string{
 	"deepseek_v4":       {"deepseek_v3", `{"model_type": "deepseek_v4", "architectures": ["DeepseekV4ForCausalLM"]}`},
 	"deepseek_v41":      {"deepseek_v3", `{"model_type": "deepseek_v41", "architectures": ["DeepseekV41ForCausalLM"]}`},
 	"inkling":           {"deepseek_v3", `{"architectures": ["InklingForCausalLM"]}`},
+	"sglang_dsv32":      {"deepseek_v3", `{"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]}`},
 }
 
 // inklingTokens are what encoder_models.py adds to the tokenizer of another model.
@@ -103,6 +104,9 @@ func encoderModel(t *testing.T, name string) *shape.Model {
 		}
 		if name == "inkling" && file == "tokenizer.json.gz" {
 			file, b = "tokenizer.json", withInkling(t, b)
+		}
+		if name == "sglang_dsv32" { // the model has no template
+			b = bytes.Replace(b, []byte(`"chat_template":`), []byte(`"other":`), 1)
 		}
 		files[file] = &fstest.MapFile{Data: b}
 	}
@@ -197,7 +201,11 @@ func FuzzEncoders(f *testing.F) {
 			if err != nil {
 				return
 			}
-			if got, err := m.RenderPrompt(req, shape.VLLM); err == nil && len(got.Text) > 2*jinja.RequestEnv(len(raw)).MaxOutput {
+			engine := shape.VLLM
+			if name == "sglang_dsv32" {
+				engine = shape.SGLang
+			}
+			if got, err := m.RenderPrompt(req, engine); err == nil && len(got.Text) > 2*jinja.RequestEnv(len(raw)).MaxOutput {
 				t.Errorf("%s: got a prompt of %d bytes for a body of %d", name, len(got.Text), len(raw))
 			}
 		}

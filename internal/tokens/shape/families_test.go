@@ -35,7 +35,7 @@ const (
 
 var families = []family{
 	{"gpt-oss", "gpt_oss", "GptOssForCausalLM", nil, exact, template},
-	{"DeepSeek-V3.2", "deepseek_v32", "DeepseekV32ForCausalLM", nil, exact, "by load: it has no chat template"},
+	{"DeepSeek-V3.2", "deepseek_v32", "DeepseekV32ForCausalLM", nil, exact, exact},
 	{"DeepSeek-V4, text", "deepseek_v4", "DeepseekV4ForCausalLM", nil, exact, byLoad},
 	{"DeepSeek-V4 with images", "deepseek_v4", "DeepseekV4ForConditionalGeneration", nil, exact + " up to the first image", byLoad},
 	{"DeepSeek-V4.1", "deepseek_v41", "DeepseekV41ForCausalLM", nil, exact, byLoad},
@@ -80,7 +80,7 @@ var modes = []mode{
 	{"vLLM", "kimi_audio", "Kimi-Audio", "by load: the tokenizer is code of vLLM's, and the folder has no chat template"},
 	{"vLLM", "cohere", "only if the flag says so", "by load: it renders with a library that vLLM does not bring"},
 	{"vLLM", "terratorch", "models of satellite images", "by load: they take images only"},
-	{"SGLang", "dsv32", "DeepSeek-V3 and V3.2 without a template", "by load: SGLang's own form of the encoding is not followed"},
+	{"SGLang", "dsv32", "DeepSeek-V3 and V3.2 without a template", "exact"},
 	{"SGLang", "dsv4", "DeepSeek-V4", "by load: a library of its makers renders it, which is not followed"},
 	{"SGLang", "dsv41", "DeepSeek-V4.1", "by load: so"},
 	{"SGLang", "kimi_k3", "Kimi K3", "by load: the encoder is code of the model's folder"},

@@ -14,7 +14,7 @@ import (
 // harmonyResponse plans a response of gpt-oss: vllm/entrypoints/openai/responses/harmony.py. It returns
 // encoders.ErrMissing, so that there are no ids, for items that vLLM's request model may read differently.
 func (m *Model) harmonyResponse(in input) (*plan, error) {
-	p := &plan{partial: engineHistory(in), chat: &encoders.Chat{Args: new(jinja.Dict), Now: m.options.Now()}}
+	p := &plan{partial: engineHistory(in), encoder: m.encoder, chat: &encoders.Chat{Args: new(jinja.Dict), Now: m.options.Now()}}
 	if p.partial != "" {
 		return p, nil
 	}

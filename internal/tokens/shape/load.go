@@ -44,6 +44,7 @@ type Options struct {
 // Model is one served model. It is safe for concurrent use.
 type Model struct {
 	tok       *bpe.Tokenizer
+	sglang    *bpe.Tokenizer // as SGLang uses it
 	config    config
 	options   Options
 	idLimit   int                  // largest id + 1
@@ -93,7 +94,7 @@ func New(tok *bpe.Tokenizer, options Options) (*Model, error) {
 	if options.Now == nil {
 		options.Now = time.Now
 	}
-	m := &Model{tok: tok, config: newConfig(tok.Config()), options: options, idLimit: idLimit(tok), templates: map[string]*template{}}
+	m := &Model{tok: tok, sglang: tok.ForSGLang(), config: newConfig(tok.Config()), options: options, idLimit: idLimit(tok), templates: map[string]*template{}}
 	for name, source := range sources {
 		t, err := compile(source)
 		if err != nil {

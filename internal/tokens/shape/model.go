@@ -332,10 +332,12 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 	}
 	own := m.tokenizer(p.profile)
 	tok, space := conv.Tokenizer(own), m.space
-	if own != m.tok {
+	if own == m.sglang {
+		space += sglangSpace
+	} else if own != m.tok {
 		space += ownSpace
 	}
-	marked := p.chat != nil && m.encoder.Traits().Marked
+	marked := p.chat != nil && p.encoder.Traits().Marked
 	if marked {
 		tok, space = bpe.Marked{Tokenizer: own}, m.space+markedSpace
 	}
@@ -345,7 +347,7 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 	case withText:
 		res.Text = strings.Clone(text)
 	}
-	res.dated = p.template != nil && p.template.dated || p.chat != nil && m.encoder.Traits().Dated
+	res.dated = p.template != nil && p.template.dated || p.chat != nil && p.encoder.Traits().Dated
 	if err := m.tooLong(p, text); err != nil {
 		return err
 	}
@@ -369,8 +371,12 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 
 // tokenizer returns the tokenizer that an engine uses: vLLM prefers that of Mistral's format.
 func (m *Model) tokenizer(engine *profile) *bpe.Tokenizer {
-	if own := m.tok.Mistral(); own != nil && engine == profiles[VLLM] {
+	own := m.tok.Mistral()
+	switch {
+	case own != nil && engine == profiles[VLLM]:
 		return own
+	case engine == profiles[SGLang]:
+		return m.sglang
 	}
 	return m.tok
 }

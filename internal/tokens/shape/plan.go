@@ -20,8 +20,9 @@ type plan struct {
 	// template, if not nil, renders the text from vars.
 	template *template
 	vars     *jinja.Dict
-	// chat, if not nil, is what the model's encoder renders instead of a template.
-	chat *encoders.Chat
+	// chat, if not nil, is what encoder renders instead of a template.
+	chat    *encoders.Chat
+	encoder encoders.Encoder
 	// flat, if not nil, are the tools for a second attempt if the template raises (SGLang).
 	flat   []jinja.Value
 	suffix string // text after the rendered prompt that is tokenized separately (SGLang's continued message)

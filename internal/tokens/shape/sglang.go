@@ -1,6 +1,7 @@
 package shape
 
 import (
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,23 +14,22 @@ import (
 // SGLang 0.5.23: python/sglang/srt/entrypoints/openai/protocol.py (validation), serving_chat.py (template arguments),
 // parser/jinja_template_utils.py (content), and the recordings.
 
-// sglangChat follows /v1/chat/completions. For tokenize it follows /v1/tokenize, which honours
-// add_generation_prompt and, if the request contains that field, does not continue a final
-// assistant message.
+// sglangChat follows /v1/chat/completions. For tokenize it follows /v1/tokenize, which honours add_generation_prompt
+// and, if the request contains that field, does not continue a final assistant message.
 func (m *Model) sglangChat(in input) (*plan, error) {
-	tools, err := sglangTools(in)
+	encoder, err := m.sglangEncoder()
 	if err != nil {
 		return nil, err
 	}
-	if encoders.SGLangEncodes(m.tok.Config(), m.options.ChatTemplate != "") {
-		return nil, encoders.ErrMissing
-	}
-	template, err := m.sglangTemplate(in, tools != nil)
+	p := &plan{encoder: encoder}
+	tools, err := sglangTools(in, encoder != nil)
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{template: template}
-	shape := sglangShape{openai: template.sglangOpenAI, p: p, refuse: func(kind string) error {
+	if p.template, err = m.sglangTemplate(in, tools != nil); err != nil && (encoder == nil || !errors.Is(err, ErrNoTemplate)) {
+		return nil, err
+	}
+	shape := sglangShape{openai: encoder == nil && p.template.sglangOpenAI, p: p, refuse: func(kind string) error {
 		if in.origin == body.CountTokens { // media are ignored there
 			return nil
 		}
@@ -69,7 +69,17 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	if !asGiven || cont {
 		list, p.suffix = sglangLast(list, cont)
 	}
-	if p.vars, err = m.sglangVars(in, template); err != nil {
+	args, effort, err := sglangArguments(in)
+	switch {
+	case err != nil:
+		return nil, err
+	case encoder != nil && asGiven:
+		return nil, refuse("add_generation_prompt is supported only with a Jinja chat template.")
+	case encoder != nil:
+		p.chat, p.addSpecial = &encoders.Chat{Messages: list, Tools: tools, Args: args}, true
+		return p, nil
+	}
+	if p.vars, err = m.sglangVars(p.template, args, effort); err != nil {
 		return nil, err
 	}
 	p.vars.Set("messages", jinja.List(list))
@@ -83,6 +93,10 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	}
 	p.vars.Set("add_generation_prompt", jinja.Bool(add))
 	return p, nil
+}
+
+func (m *Model) sglangEncoder() (encoders.Encoder, error) {
+	return encoders.ForSGLang(m.tok.Config(), len(m.templates) == 0, m.options.ChatTemplate != "")
 }
 
 // sglangTemplate returns the template in chat_template_kwargs, or else the model's own.
@@ -134,21 +148,23 @@ func sglangRewrites(in input, list []jinja.Value) bool {
 		given(in.Member(body.FieldChatTemplateKwargs, "reasoning_effort"))
 }
 
-// sglangVars returns the special tokens, reasoning_effort and chat_template_kwargs. An effort
-// also sets thinking and enable_thinking unless the kwargs do, and a low one low_effort for Nemotron 3.
-func (m *Model) sglangVars(in input, template *template) (*jinja.Dict, error) {
+// sglangArguments returns chat_template_kwargs and reasoning_effort. An effort also sets thinking and enable_thinking unless
+// the kwargs do, or the effort is that of a message.
+func sglangArguments(in input) (args *jinja.Dict, effort jinja.Value, err error) {
 	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
 	if err != nil {
-		return nil, err
+		return nil, effort, err
 	}
-	merged := kwargs.Clone()
+	args = kwargs.Clone()
 	effort, thinking, err := sglangEffort(in)
-	if err != nil {
-		return nil, err
+	if !thinking.IsNone() && in.origin != body.Messages && in.origin != body.CountTokens {
+		addMissing(args, thinks(thinking))
 	}
-	if !thinking.IsNone() {
-		addMissing(merged, thinks(thinking))
-	}
+	return args, effort, err
+}
+
+// sglangVars returns the special tokens, reasoning_effort and the arguments; a low effort sets low_effort for Nemotron 3.
+func (m *Model) sglangVars(template *template, args *jinja.Dict, effort jinja.Value) (*jinja.Dict, error) {
 	vars := m.config.specialTokens()
 	vars.Set("documents", jinja.None())
 	if !effort.IsNone() {
@@ -158,7 +174,7 @@ func (m *Model) sglangVars(in input, template *template) (*jinja.Dict, error) {
 		vars.Set("low_effort", jinja.Bool(true))
 	}
 	var refusal error
-	merged.Range(func(k, v jinja.Value) bool {
+	args.Range(func(k, v jinja.Value) bool {
 		switch key, _ := k.AsString(); key {
 		case "add_generation_prompt", "tools", "tokenize", "return_dict", "conversation":
 			refusal = refuseWith(500, "Internal server error: '"+key+"'")
@@ -240,8 +256,8 @@ func sglangEffort(in input) (effort, thinking jinja.Value, err error) {
 }
 
 // sglangTools returns the tools that the template gets: none for tool_choice "none", and only the
-// chosen one for a named choice.
-func sglangTools(in input) ([]jinja.Value, error) {
+// chosen one for a named choice, unless all is true.
+func sglangTools(in input, all bool) ([]jinja.Value, error) {
 	list, _, err := in.listOf(body.FieldTools)
 	if err != nil {
 		return nil, err
@@ -260,34 +276,28 @@ func sglangTools(in input) ([]jinja.Value, error) {
 			return nil, err
 		}
 	}
-	var tools []jinja.Value
-	for i := range list {
-		tool, err := sglangTool(list[i])
-		if err != nil {
-			return nil, err
-		}
-		if named == "" || toolName(tool) == named {
-			tools = append(tools, tool)
-		}
+	tools, err := converted(list, sglangTool)
+	if err != nil {
+		return nil, err
 	}
-	if text, _ := choice.AsString(); text == "none" {
+	chosen := slices.DeleteFunc(slices.Clone(tools), func(tool jinja.Value) bool { return named != "" && toolName(tool) != named })
+	switch text, _ := choice.AsString(); {
+	case text == "none", text != "required" && named == "" && len(tools) == 0:
 		return nil, nil
-	}
-	switch {
-	case tools == nil && body.Text(in.Raw(body.FieldToolChoice)) == "required":
+	case len(tools) == 0 && named == "":
 		return nil, refuse("Tools cannot be empty if tool choice is set to required.")
-	case named == "" || tools != nil:
-		return tools, nil
-	case len(list) == 0:
+	case len(tools) == 0:
 		return nil, refuse("Tools cannot be empty if tool choice is set to a specific tool.")
-	default:
+	case len(chosen) == 0:
 		return nil, refuse("Tool '%s' not found in tools list.", named)
+	case all:
+		return tools, nil
 	}
+	return chosen, nil
 }
 
-// sglangTool is Tool.model_dump(): type, function, defer_loading. The function keeps the declared
-// keys in the request's order. An absent description or parameters is appended as null, the two
-// flags only if they are set.
+// sglangTool is Tool.model_dump(): type, function, defer_loading. The function keeps the declared keys in the request's
+// order. An absent description or parameters is appended as null, the two flags only if they are set.
 func sglangTool(v jinja.Value) (jinja.Value, error) {
 	kind, function, deferred, err := declaredTool(v)
 	if err != nil {
@@ -323,8 +333,7 @@ func sglangTool(v jinja.Value) (jinja.Value, error) {
 	return object(kv{"type", jinja.String(kind)}, kv{"function", jinja.FromDict(fn)}, kv{"defer_loading", deferred}), nil
 }
 
-// sglangShape builds the message that SGLang passes to the template: the declared fields that are
-// set, in their order.
+// sglangShape builds the message that SGLang passes to the template: the declared fields that are set, in their order.
 type sglangShape struct {
 	openai bool
 	// refuse refuses a part of a kind that the model does not accept.
@@ -417,8 +426,7 @@ func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
 		kv{"function", object(kv{"name", member(function, "name")}, kv{"arguments", arguments})}), nil
 }
 
-// content is process_content_for_template_format and normalize_tool_content: texts are joined
-// with a space.
+// content is process_content_for_template_format and normalize_tool_content: texts are joined with a space.
 func (s *sglangShape) content(v jinja.Value, role string) (jinja.Value, error) {
 	if v.IsNone() || v.IsUndefined() {
 		return jinja.String(""), nil

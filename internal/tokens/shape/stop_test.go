@@ -56,7 +56,7 @@ func (untilStopped) Append(dst []byte, c *encoders.Chat) ([]byte, error) {
 
 // The context ends the work of an encoder, before the prompt is tokenized.
 func TestAContextStopsTheEncoder(t *testing.T) {
-	m, p := &Model{encoder: untilStopped{}}, &plan{chat: new(encoders.Chat)}
+	m, p := new(Model), &plan{encoder: untilStopped{}, chat: new(encoders.Chat)}
 	ctx, leave := context.WithCancel(t.Context())
 	if _, err := m.encoded(ctx, nil, p); err != nil {
 		t.Errorf("got %v, want no error", err)

@@ -15,7 +15,7 @@ import (
 
 // vllmEncoded follows /v1/chat/completions, or /tokenize, for a model with an encoder.
 func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan, error) {
-	p := &plan{}
+	p := &plan{encoder: m.encoder}
 	form := m.encoder.Traits().Messages
 	kind, message := shapeValidated, vllmValidated
 	if form != encoders.Validated {
@@ -169,7 +169,7 @@ func vllmArguments(in input, tokenize bool) (*jinja.Dict, error) {
 func (m *Model) encoded(ctx context.Context, dst []byte, p *plan) ([]byte, error) {
 	env := jinja.RequestEnv(p.size)
 	p.chat.Limit, p.chat.Stop = 2*env.MaxOutput, ctx.Done()
-	out, err := m.encoder.Append(dst, p.chat)
+	out, err := p.encoder.Append(dst, p.chat)
 	if refusal, ok := errors.AsType[*encoders.Refusal](err); ok {
 		return dst, refuseWith(refusal.Status, refusal.Reason)
 	}
@@ -177,16 +177,16 @@ func (m *Model) encoded(ctx context.Context, dst []byte, p *plan) ([]byte, error
 }
 
 // markedSpace distinguishes marked text from plain text in caches, ownSpace the text for a tokenizer
-// of Mistral's format from that for the folder's other one.
+// of Mistral's format from that for the folder's other one, sglangSpace that for SGLang's.
 const (
 	markedSpace = 2
 	ownSpace    = 4
+	sglangSpace = 8
 )
 
-// vllmValidated converts a client's message to what vLLM's request model makes of it, in the form
-// that encoders take. vLLM has two models for a message. That of OpenAI, for known roles, reads a
-// list of parts when they are used; its own reads them immediately and is used if it recognizes more
-// members.
+// vllmValidated converts a client's message to what vLLM's request model makes of it, in the form that encoders take.
+// vLLM has two models for a message. That of OpenAI, for known roles, reads a list of parts when they are used; its own
+// reads them immediately and is used if it recognizes more members.
 func vllmValidated(v jinja.Value) (jinja.Value, error) {
 	msg, role, content, err := vllmHead(v)
 	if err != nil {
