@@ -157,12 +157,13 @@ func (t *Tokenizer) MinTokens(text string) int {
 	case t.nfc && composeAt(text, 0, new(watch)) < len(text):
 		n /= nfcShrinks
 	case t.sp != nil && strings.Contains(text, lowLine):
-		n /= len(lowLine) // each of them is a space to the vocabulary
+		n /= len(lowLine) // the text may consist of U+2581, three bytes each, which the vocabulary holds as a space
 	}
 	return n / t.longest
 }
 
-// longestToken returns the length of the longest token for MinTokens, in bytes; 0 if there is no bound.
+// longestToken returns the length of the longest token for MinTokens, in bytes, or 0 if the lengths
+// do not bound the number of tokens.
 func (t *Tokenizer) longestToken() (n int) {
 	if t.pipe != nil || t.nfc && t.sp != nil {
 		return 0
