@@ -11,7 +11,11 @@ import (
 
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	epv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
 )
 
@@ -103,6 +107,26 @@ func TestHeldBodiesAreBounded(t *testing.T) {
 		}
 	}
 	waitFor(t, func() bool { n, held := b.srv.InFlight(); return n == 0 && held == 0 })
+}
+
+// A compressed message would be a thousand times what flow control has counted.
+func TestCompressedMessagesAreRefused(t *testing.T) {
+	b := newBed(t, Options{}, &recorder{})
+	for _, c := range []struct {
+		with []grpc.CallOption
+		code codes.Code
+	}{{nil, codes.OK}, {[]grpc.CallOption{grpc.UseCompressor(gzip.Name)}, codes.Internal}} {
+		st, err := b.client.Process(t.Context(), c.with...)
+		if err == nil {
+			m := bodyMessage(true, make([]byte, 1<<20), true)
+			m.ProtocolConfig = &epv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_BUFFERED}
+			_ = st.Send(m)
+			_, err = st.Recv()
+		}
+		if status.Code(err) != c.code {
+			t.Errorf("got %v, want %v", err, c.code)
+		}
+	}
 }
 
 func TestTheNumberOfHeldBodiesIsBounded(t *testing.T) {

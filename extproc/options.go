@@ -1,6 +1,9 @@
 package extproc
 
 import (
+	"cmp"
+	"errors"
+	"io"
 	"time"
 
 	"google.golang.org/grpc"
@@ -77,9 +80,7 @@ func (o Options) withDefaults() Options {
 	if o.ExtendAfter <= 0 {
 		o.ExtendAfter = 100 * time.Millisecond
 	}
-	if o.LateTickets == 0 {
-		o.LateTickets = DefaultLateTickets
-	}
+	o.LateTickets = cmp.Or(o.LateTickets, DefaultLateTickets)
 	if o.DrainQuiet <= 0 {
 		o.DrainQuiet = time.Second
 	}
@@ -95,32 +96,38 @@ func (o Options) withDefaults() Options {
 
 // Sizes for GRPCOptions.
 const (
-	messageSlack = 4 << 20 // a message may exceed the body limit and still be answered with 413
-	streamWindow = 4 << 20
-	connWindow   = 32 << 20
-	socketBuffer = 128 << 10
-	workers      = 32
+	messageSlack             = 4 << 20 // a message may exceed the body limit and still be answered with 413
+	socketBuffer             = 128 << 10
+	streamWindow, connWindow = 4 << 20, 32 << 20
 )
 
 // minPing is well below the 0.3 s between the pings of the bootstrap's Envoy: gRPC closes a
 // connection on which several pings arrive early because of jitter.
 const minPing = 100 * time.Millisecond
 
-// GRPCOptions returns the options that a gRPC server for o needs: this package's codec, a
-// message size above the body limit, flow control windows that do not stall an upload, and
-// tolerance for Envoy's keepalive pings.
+// refuseGzip refuses messages of which flow control counts a thousandth. OTLP's exporter registers gzip for the whole process.
+type refuseGzip struct{}
+
+func (refuseGzip) Do(io.Reader) ([]byte, error) {
+	return nil, errors.New("compressed messages are not taken")
+}
+func (refuseGzip) Type() string { return "gzip" }
+
+// GRPCOptions returns the options that a gRPC server for o needs: this package's codec, a message size above the body limit, no
+// compression, flow control windows that do not stall an upload, and tolerance for Envoy's keepalive pings.
 func GRPCOptions(o Options) []grpc.ServerOption {
 	o = o.withDefaults()
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(Codec()),
 		grpc.MaxRecvMsgSize(o.BodyLimit + messageSlack),
+		grpc.RPCDecompressor(refuseGzip{}), //nolint:staticcheck // deprecated in favour of registering a compressor for the whole process
 		grpc.MaxConcurrentStreams(o.MaxStreams),
 		grpc.InitialWindowSize(streamWindow),
 		grpc.InitialConnWindowSize(connWindow),
 		grpc.ReadBufferSize(socketBuffer),
 		grpc.WriteBufferSize(socketBuffer),
 		experimental.BufferPool(buffers),
-		grpc.NumStreamWorkers(workers),
+		grpc.NumStreamWorkers(32),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 	}
 }
