@@ -110,6 +110,7 @@ func (x *Index) store(s Slot, e *Event) error {
 	if !st.hasGroup {
 		st.group, st.hasGroup = e.Group, true
 	}
+	st.lone = e.Lone
 	if len(e.Hashes) == 0 {
 		return nil
 	}

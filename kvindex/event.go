@@ -41,6 +41,9 @@ type Event struct {
 	// Window is set in Stored events of groups with a sliding window: its length in tokens. Such
 	// an event announces the group, and has Hashes, which may be none, and BlockSize besides.
 	Window int
+	// Lone is set in Stored events of a group with a sliding window that is the only one, and so takes the place of main
+	// attention: the window's length in tokens. Such an engine keeps the window before a prompt's last token.
+	Lone int
 	// Hashes are the blocks stored or removed, in chain order for Stored.
 	Hashes []EngineHash
 	// Parent is the block before Hashes[0]; meaningful only if HasParent.

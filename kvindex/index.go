@@ -126,6 +126,7 @@ type slotState struct {
 	aliases  *aliases
 	pages    *pages
 	windows  *windows
+	lone     int // see Event.Lone
 }
 
 // New returns an empty index.

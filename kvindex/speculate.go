@@ -108,6 +108,11 @@ func (x *Index) speculate(s Slot, hashes []Hash, tokens int, now time.Time) Cred
 	if int(s) >= len(x.slots) || !x.slots[s].inUse || len(hashes) > x.cfg.MaxSpeculative {
 		return Credit{}
 	}
+	if window := x.slots[s].lone; window > 0 {
+		if hashes = hashes[:min(len(hashes), x.readable(tokens))]; len(hashes)*x.cfg.BlockSize >= window {
+			return Credit{}
+		}
+	}
 	if x.origin.Load() == nil {
 		first := now
 		x.origin.Store(&first)

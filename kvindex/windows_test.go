@@ -844,3 +844,40 @@ func TestLookupsDuringChangesOfWindows(t *testing.T) {
 	checkInvariants(t, x)
 	x.checkWindows(t)
 }
+
+// TestLoneWindow: an engine whose only group has a window keeps the window before a prompt's last token, and that is what a
+// prompt on its way is credited with, if its beginning is part of it.
+func TestLoneWindow(t *testing.T) {
+	x, err := New(Config{BlockSize: 16, SpeculativeTTL: time.Minute, MaxSpeculative: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := x.Add(Target{Worker: "w", Rank: NoRank}, "m", 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := x.Hasher()
+	hashes := func(first uint32, tokens int) []Hash {
+		ids := make([]uint32, tokens)
+		for i := range ids {
+			ids[i] = first + uint32(i)
+		}
+		return h.AppendHashes(nil, h.Seed("m", "", ""), ids, 16)
+	}
+	for _, c := range []struct{ lone, tokens, want int }{{0, 48, 3}, {64, 48, 2}, {64, 49, 3}, {64, 64, 3}, {64, 65, 0}, {64, 200, 0}, {0, 200, 12}} {
+		event := Event{Kind: Stored, Hashes: []EngineHash{EngineHash(c.tokens)}, Tokens: make([]uint32, 16), BlockSize: 16, Lone: c.lone}
+		if err := x.Apply(s, &event); err != nil {
+			t.Fatal(err)
+		}
+		prompt := hashes(uint32(1000*(c.tokens+c.lone)), c.tokens)
+		var m Matches
+		x.SpeculatePrompt(s, prompt, c.tokens, time.Unix(0, 0))
+		got := 0
+		if x.Match(prompt, &m); len(m.Holders) > 0 {
+			got = int(m.Holders[0].Speculative)
+		}
+		if got != c.want {
+			t.Errorf("%d tokens, a window of %d: got a credit of %d blocks, want %d", c.tokens, c.lone, got, c.want)
+		}
+	}
+}

@@ -56,7 +56,7 @@ record_sglang() { # NAME TOKENIZER ARGUMENTS -- APIS...
 
 record_sglang sglang qwen3 -- sglang_chat sglang_completions sglang_responses sglang_messages sglang_generate
 record_sglang sglang qwen3 --is-embedding -- sglang_embeddings
-record_sglang sglang_dsv32 deepseek_v3 --tool-call-parser deepseekv32 --context-length 4096 -- conversations sglang_responses sglang_messages
+record_sglang sglang_dsv32 deepseek_v3 --tool-call-parser deepseekv32 --context-length 4096 -- conversations sglang_completions sglang_responses sglang_messages
 record harmony gptoss harmony --enable-auto-tool-choice --tool-call-parser openai
 record harmony_responses gptoss harmony_responses --enable-auto-tool-choice --tool-call-parser openai
 record deepseek_v32 deepseek_v3 deepseek --enable-auto-tool-choice --tool-call-parser deepseek_v32 --tokenizer-mode deepseek_v32

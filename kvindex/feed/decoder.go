@@ -132,7 +132,7 @@ func (d *Decoder) whole() *Batch {
 	kept := d.batch.Events[:0]
 	for _, ev := range d.batch.Events {
 		if ev.Window > 0 {
-			if ev.Window = 0; len(ev.Tokens) == 0 {
+			if ev.Window, ev.Lone = 0, ev.Window; len(ev.Tokens) == 0 {
 				d.drop(Placeholder)
 				continue
 			}
