@@ -12,11 +12,7 @@ import (
 func (x *Index) Apply(s Slot, e *Event) error {
 	x.lock()
 	defer x.unlock()
-	err := x.apply(s, e)
-	if err != nil {
-		x.countRefused(err)
-	}
-	return err
+	return x.countRefused(x.apply(s, e))
 }
 
 // ApplyContent is Apply for a Stored event whose blocks are given by hashes of their content
@@ -25,11 +21,7 @@ func (x *Index) Apply(s Slot, e *Event) error {
 func (x *Index) ApplyContent(s Slot, e *Event, contents []uint64) error {
 	x.lock()
 	defer x.unlock()
-	err := x.applyContent(s, e, contents)
-	if err != nil {
-		x.countRefused(err)
-	}
-	return err
+	return x.countRefused(x.applyContent(s, e, contents))
 }
 
 func (x *Index) applyContent(s Slot, e *Event, contents []uint64) error {
@@ -65,9 +57,9 @@ func (x *Index) applyContent(s Slot, e *Event, contents []uint64) error {
 		h = x.hasher.chain(h, c)
 		x.own[i] = uint64(h)
 	}
-	loose := st.looseBytes()
+	before := st.mapBytes()
 	err = x.storeChain(s, e.Tier, e.Group, parent, e.Hashes, x.own)
-	x.loose += st.looseBytes() - loose
+	x.mapBytes += st.mapBytes() - before
 	x.evict()
 	return err
 }
@@ -80,18 +72,17 @@ func (x *Index) apply(s Slot, e *Event) error {
 		return ErrTier
 	}
 	switch e.Kind {
-	case Stored:
-		loose := x.slots[s].looseBytes()
-		err := x.store(s, e)
-		x.loose += x.slots[s].looseBytes() - loose
-		x.evict()
+	case Stored, Removed:
+		var err error
+		before := x.slots[s].mapBytes()
+		if e.Kind == Stored {
+			err = x.store(s, e)
+		} else {
+			x.remove(s, e)
+		}
+		x.mapBytes += x.slots[s].mapBytes() - before
+		x.evict() // a removal too may have made names enter the name table
 		return err
-	case Removed:
-		loose := x.slots[s].looseBytes()
-		x.remove(s, e)
-		x.loose += x.slots[s].looseBytes() - loose
-		x.evict() // removed blocks may have made others enter the name table
-		return nil
 	case Cleared:
 		x.counters.cleared++
 		x.clearSlowly(s)
@@ -416,7 +407,7 @@ func (x *Index) storeKnown(s Slot, t Tier, group int32, id uint32, from int, nam
 			g = x.seg(id)
 			x.revive(g, from, from+1)
 			x.name(g, name, at)
-		} else if group == st.group && x.twins == 0 {
+		} else if group == st.group && x.repeated == 0 {
 			n = g.lacks(s, t, from, to)
 			for blockNames, i := g.names()[from:], 0; i < n; i++ {
 				if known := blockNames[i]; known != nonzero(names[i]) || st.aliases.stand(known) {
@@ -529,7 +520,7 @@ func (x *Index) removeStep(s Slot, t Tier, group int32, names []EngineHash) {
 	st := &x.slots[s]
 	for i := 0; i < len(names); {
 		name, last, a := nonzero(names[i]), st.guesses.removed, st.aliases
-		if group != st.group || x.twins > 0 || a.stand(name) {
+		if group != st.group || x.repeated > 0 || a.stand(name) {
 			x.countRemoved(x.removeOne(s, t, group, name))
 			i++
 			continue
@@ -579,10 +570,12 @@ func (x *Index) removeStep(s Slot, t Tier, group int32, names []EngineHash) {
 	}
 }
 
-func (x *Index) countRefused(err error) {
+// countRefused counts a refusal by its reason, and returns err.
+func (x *Index) countRefused(err error) error {
 	if reason, ok := errors.AsType[RefusalError](err); ok {
 		x.counters.refused[reason]++
 	}
+	return err
 }
 
 func (x *Index) countRemoved(known bool) {

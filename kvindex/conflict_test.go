@@ -153,8 +153,8 @@ func TestCollidingNamesLeaveTheIndexWhole(t *testing.T) {
 		for _, s := range slots {
 			x.Drop(s)
 		}
-		if st := x.Stats(); st.Blocks != 0 || st.HolderBlocks != 0 || x.names.live != 0 || x.twins != 0 || x.loose != 0 {
-			t.Fatalf("after dropping all: got %+v, twins %d, loose %d, want none", st, x.twins, x.loose)
+		if st := x.Stats(); st.Blocks != 0 || st.HolderBlocks != 0 || x.names.live != 0 || x.repeated != 0 || x.mapBytes != 0 {
+			t.Fatalf("after dropping all: got %+v, repeated %d, map bytes %d, want none", st, x.repeated, x.mapBytes)
 		}
 	})
 }

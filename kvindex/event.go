@@ -38,8 +38,8 @@ type Event struct {
 	// where the engine has none. Equal hashes in several groups are counted separately. Decoders
 	// drop the groups that are neither main attention nor have a known window.
 	Group int32
-	// Window is set in Stored events of groups with a sliding window: its length in tokens. Such
-	// an event announces the group, and has Hashes, which may be none, and BlockSize besides.
+	// Window is the length in tokens of the sliding window of the event's group, 0 for full attention.
+	// A Stored event with a Window declares the group; it needs no Tokens, and its Hashes may be empty.
 	Window int
 	// Lone is set in Stored events of a group with a sliding window that is the only one, and so takes the place of main
 	// attention: the window's length in tokens. Such an engine keeps the window before a prompt's last token.
@@ -59,7 +59,8 @@ type Event struct {
 	// Extra contains, per block, a digest of further keys (prompt embeddings) that the engine
 	// mixes into the block's hash; nil without such keys.
 	Extra []uint64
-	// Media are what begins in the blocks, in order; that which began before is in the parent.
+	// Media are the images, audio and video that begin in these blocks, in order. One that began in
+	// an earlier block is part of that block's hash.
 	Media []Medium
 }
 
@@ -68,6 +69,6 @@ type Event struct {
 type Medium struct {
 	// At is the position of its first token, counted from the event's or the prompt's first.
 	At int
-	// Digest stands for what the engine identifies it by.
+	// Digest is a hash of the identifier that the engine gives it.
 	Digest uint64
 }

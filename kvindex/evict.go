@@ -2,15 +2,15 @@ package kvindex
 
 // bytes returns the index's memory: records, tables, lists of the slots, aliases, pages and windows
 // (estimated from Go's maps), and the queue of speculative credit.
-func (x *Index) bytes() int64 { return x.plainBytes() + x.loose }
+func (x *Index) bytes() int64 { return x.plainBytes() + x.mapBytes }
 
 func (x *Index) plainBytes() int64 {
 	return x.arena.used + x.starts.bytes + x.names.bytes + int64(cap(x.segments))*8 + int64(cap(x.freed))*4 +
 		x.postings + int64(len(x.claims.ring))*32
 }
 
-// looseBytes estimates the memory of the slot's aliases, pages and windows.
-func (st *slotState) looseBytes() int64 {
+// mapBytes estimates the memory of the slot's aliases, pages and windows.
+func (st *slotState) mapBytes() int64 {
 	n := 0
 	if st.aliases != nil {
 		n += len(st.aliases.units) * aliasBytes
@@ -40,10 +40,10 @@ func (x *Index) evict() {
 	if limit == 0 || x.bytes() <= limit {
 		return
 	}
-	for x.loose > limit/2 {
+	for x.mapBytes > limit/2 {
 		most, at := int64(0), Slot(0)
 		for i := range x.slots {
-			if n := x.slots[i].looseBytes(); n > most {
+			if n := x.slots[i].mapBytes(); n > most {
 				most, at = n, Slot(i)
 			}
 		}
@@ -56,7 +56,7 @@ func (x *Index) evict() {
 		x.clear(at)
 	}
 	// a little below the limit, so that the next event does not start eviction again
-	target := limit - limit/64 - x.loose
+	target := limit - limit/64 - x.mapBytes
 	for x.plainBytes() > target && len(x.segments) > 1 {
 		x.gate.shut()
 		for step := 0; step < writeStep/4 && x.plainBytes() > target && len(x.segments) > 1; step++ {

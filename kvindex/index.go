@@ -33,8 +33,8 @@ type Index struct {
 	cfg    Config
 	hasher *Hasher
 	gate   gate
-	handed atomic.Pointer[change] // changes to be applied by the writer at work, newest first
-	// handedBlocks counts the blocks of the prompts among them.
+	handed atomic.Pointer[change] // changes for the writer that holds the mutex, newest first
+	// handedBlocks is the number of blocks that the queued changes credit.
 	handedBlocks atomic.Int64
 
 	// Everything below is modified while the gate is shut. Writers read it under the gate's
@@ -44,8 +44,8 @@ type Index struct {
 	freed    []uint32 // numbers of freed segments
 	starts   table    // own hash of a segment's first block -> its place
 	names    table    // engine hash -> places of the blocks first stored under it
-	twins    int      // entries of names beyond the first entry of each name
-	// deferFrom is the constant of that name; tests set a smaller value.
+	repeated int      // entries of names whose name had an entry before
+	// deferFrom is the constant deferFrom, or less in tests.
 	deferFrom int
 
 	slots     []slotState
@@ -58,7 +58,7 @@ type Index struct {
 	// have none.
 	windows  []*windows
 	postings int64 // bytes of all slots' lists
-	loose    int64 // estimated bytes of all slots' aliases, pages and windows
+	mapBytes int64 // estimated bytes of all slots' aliases, pages and windows, which are Go maps
 
 	claims     claimQueue
 	origin     atomic.Pointer[time.Time] // the time of the first Speculate; nil before
@@ -233,8 +233,8 @@ func (x *Index) Drop(s Slot) {
 	x.free(s)
 }
 
-// Relabel removes everything that a target holds, as Drop does, and makes what it stores from now on another model's. Its slot
-// stays. The target must not be dropped at the same time.
+// Relabel removes everything that a target holds, as Drop does. The target keeps its slot, and what it stores from
+// now on belongs to model. It must not be dropped at the same time.
 func (x *Index) Relabel(s Slot, model string) {
 	x.lock()
 	defer x.unlock()
@@ -281,7 +281,7 @@ func (x *Index) yield() {
 // clearStep reports whether there is more to remove.
 func (x *Index) clearStep(s Slot) bool {
 	st := &x.slots[s]
-	x.loose -= st.looseBytes()
+	x.mapBytes -= st.mapBytes()
 	st.aliases, st.pages = nil, nil
 	x.gate.shut()
 	x.emptyWindows(s)
@@ -384,7 +384,7 @@ func (x *Index) freeSegment(id uint32) {
 			}
 		}
 		x.arena.reset()
-		x.starts, x.names, x.twins, x.leaving = table{}, table{}, 0, nil
+		x.starts, x.names, x.repeated, x.leaving = table{}, table{}, 0, nil
 		x.hand = 0
 	}
 }

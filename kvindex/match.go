@@ -27,7 +27,7 @@ func (m *Match) Total() uint32 {
 type Matches struct {
 	// Holders are the targets that hold at least the first block, in ascending order of slots.
 	Holders []Match
-	// Blocks is the number of the prompt's blocks that the longest holder has.
+	// Blocks is how many blocks, counted from the prompt's start, the target that holds most has.
 	Blocks int
 
 	stripe uint32
@@ -41,9 +41,9 @@ func (x *Index) Match(hashes []Hash, m *Matches) {
 	x.MatchPrompt(hashes, len(hashes)*x.cfg.BlockSize+1, m)
 }
 
-// MatchPrompt is Match of a prompt with this number of tokens, of which engines compute the last one in
-// any case. It matters for targets with sliding windows only: what these must hold depends on where
-// the prefix ends.
+// MatchPrompt is Match for a prompt of this number of tokens. The number matters only for targets with
+// sliding windows: engines always compute the last token, so it determines where the reused prefix
+// ends, and with it which windows the target must hold.
 func (x *Index) MatchPrompt(hashes []Hash, tokens int, m *Matches) {
 	if m.stripe == 0 {
 		m.stripe = x.gate.turn.Add(1)

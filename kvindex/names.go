@@ -10,7 +10,7 @@ import "slices"
 // name sets a block's engine hash and enters it in the table.
 func (x *Index) name(g segment, name uint64, p place) {
 	if x.named(name) {
-		x.twins++
+		x.repeated++
 	}
 	x.names.insert(mixName(name), p)
 	g.names()[p.offset()] = name
@@ -44,8 +44,8 @@ func (x *Index) unname(g segment, p place) {
 		x.flushNames()
 	}
 	x.leaving = append(x.leaving, leaving{mixName(name), p})
-	if x.twins > 0 && x.named(name) {
-		x.twins--
+	if x.repeated > 0 && x.named(name) {
+		x.repeated--
 	}
 }
 

@@ -519,8 +519,8 @@ func history(t *rapid.T, blocks []int, maxBytes int64) {
 	for _, s := range w.slots {
 		w.x.Drop(s)
 	}
-	if st := w.x.Stats(); st.Blocks != 0 || st.HolderBlocks != 0 || st.Segments != 0 || w.x.names.live != 0 || w.x.arena.used != 0 || w.x.twins != 0 || w.x.loose != 0 {
-		t.Fatalf("after dropping all: got %+v, twins %d, loose %d, want none", st, w.x.twins, w.x.loose)
+	if st := w.x.Stats(); st.Blocks != 0 || st.HolderBlocks != 0 || st.Segments != 0 || w.x.names.live != 0 || w.x.arena.used != 0 || w.x.repeated != 0 || w.x.mapBytes != 0 {
+		t.Fatalf("after dropping all: got %+v, repeated %d, map bytes %d, want none", st, w.x.repeated, w.x.mapBytes)
 	}
 }
 

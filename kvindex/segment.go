@@ -42,10 +42,7 @@ func (g segment) addSearch()        { g[2] += 1 << 48 }
 func (g segment) setBlocks(n int) { g[0] = g[0]&^(1<<32-1) | uint64(n) }
 func (g segment) setRuns(n int)   { g[1] = g[1]&^(1<<32-1) | uint64(n) }
 
-func (g segment) runs() []run {
-	n := g.numRuns()
-	return runsOf(g[headWords : headWords+n])
-}
+func (g segment) runs() []run { return g[headWords : headWords+g.numRuns()] }
 
 // own are the blocks' own hashes.
 func (g segment) own() []uint64 {
@@ -95,8 +92,6 @@ const (
 
 // notFromStart masks the tier and the start of a run: both are 0 if it is on the device and starts where its segment does.
 const notFromStart = 7<<tierShift | (1<<14-1)<<startShift
-
-func runsOf(w []uint64) []run { return w }
 
 func makeRun(s Slot, t Tier, start, end int) run {
 	return run(s)<<slotShift | run(t)<<tierShift | run(start)<<startShift | run(end)

@@ -270,9 +270,9 @@ func (x *Index) Load(r io.Reader) (map[Slot][]byte, error) {
 	}
 	if err != nil {
 		x.arena, x.segments, x.freed = arena{}, []handle{noRecord}, nil
-		x.starts, x.names, x.twins, x.leaving = table{}, table{}, 0, nil
+		x.starts, x.names, x.repeated, x.leaving = table{}, table{}, 0, nil
 		x.slots, x.freeSlots, x.byTarget, x.parts, x.windows = nil, nil, map[Target]Slot{}, nil, nil
-		x.postings, x.loose, x.liveBlocks = 0, 0, 0
+		x.postings, x.mapBytes, x.liveBlocks = 0, 0, 0
 	}
 	x.gate.open()
 	if err != nil {
@@ -404,7 +404,7 @@ func (x *Index) load(l *loader) (map[Slot][]byte, error) {
 		if version == snapshotVersion {
 			l.windows(x, s)
 		}
-		x.loose += st.looseBytes()
+		x.mapBytes += st.mapBytes()
 	}
 	for l.err == nil {
 		n := int(l.num(maxSegment))

@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// Layers with a sliding window have KV-cache groups of their own. An engine takes a prefix from its
-// cache only if, besides all blocks of full attention, the last ones of each window before the
-// prefix's end are there (all of them if the prefix is shorter). So a slot remembers which blocks
-// its groups with windows hold, and lookups shorten what it matches to the longest such prefix.
+// Layers with a sliding window have KV-cache groups of their own. An engine reuses a prefix only if it
+// holds all of its blocks of full attention and, for each window, the blocks of the prefix's last tokens
+// that the window covers. So a slot records which blocks its groups with windows hold, and lookups
+// shorten its match to the longest prefix that the engine can reuse.
 //
-// Events of these groups leave out blocks without saying which, so they cannot be hashed. But the
-// engine uses one name for a block in all of its groups: the blocks of full attention tell what a
-// name stands for, with the same step of the engine, before or after.
+// Events of these groups omit blocks without naming them, so block hashes cannot be computed from them.
+// But an engine uses the same name for a block in all groups: the full-attention event for the same
+// block, which arrives before or after, gives its content.
 
 // windows are the blocks that one slot holds in groups with sliding windows.
 type windows struct {
@@ -22,16 +22,16 @@ type windows struct {
 	names  map[uint64]windowName
 	// pending is the number of names whose block is not known.
 	pending int
-	// most is the most units since the maps were made: they do not shrink by themselves.
+	// most is the greatest number of units since the maps were made: Go's maps do not shrink.
 	most int
-	// held has, by a block's own hash (of its last index block if it is larger), the bits of the groups that hold it.
-	// Invariant: a bit is set only if units has one of the group under a name of the block.
+	// held maps a block's own hash (that of its last index block, if the engine's block is larger) to a bit set of the
+	// groups that hold it. Invariant: a bit is set only if units has an entry of that group under a name of the block.
 	held map[Hash]uint64
 	// lastNames and lastOwn are the blocks of full attention that were stored last, at most maxLast.
 	lastNames []uint64
 	lastOwn   []Hash
-	// tails are ends of prompts that were sent to the target, by the own hash of their last block: the
-	// engine will keep the windows there. Not more than maxTails.
+	// tails are the ends of prompts that were sent to the target and not confirmed by events, by the own
+	// hash of their last block: an engine keeps the windows at the end of a prompt. At most maxTails.
 	tails map[Hash]windowTail
 }
 
@@ -62,13 +62,14 @@ type windowTail struct {
 // maxWindowGroups is as many as held has bits; maxAlign bounds the common multiple of their blocks, and windows, in tokens.
 const maxWindowGroups, maxAlign, maxTails = 64, 1 << 30, 1024
 
-// Names are searched for among maxLast last ones, in maxCompared comparisons for an event; what is not found so is looked up.
+// A name is searched for among the last maxLast stored ones first, with at most maxCompared comparisons per event, and
+// then in the maps.
 const maxLast, maxCompared = 1 << 14, 1 << 22
 
 // Accounted sizes, measured with Go's maps: of a name, of its holding in one group, and of a tail.
 const windowBytes, windowUnitBytes, tailBytes = 64, 48, 56
 
-// bytes is the memory without the tails', which Index.loose counts by itself.
+// bytes is the memory without that of tails, which Index.mapBytes counts as they come and go.
 func (w *windows) bytes() int {
 	return len(w.names)*windowBytes + len(w.units)*windowUnitBytes + cap(w.lastNames)*16
 }
@@ -85,7 +86,7 @@ func newWindows() *windows {
 	return &windows{units: map[unit]uint32{}, names: map[uint64]windowName{}, held: map[Hash]uint64{}, tails: map[Hash]windowTail{}}
 }
 
-// emptyWindows drops what a slot's windows hold, but not which groups there are. The gate is shut.
+// emptyWindows drops what a slot's windows hold and keeps the list of groups. The gate is shut.
 func (x *Index) emptyWindows(s Slot) {
 	if w := x.slots[s].windows; w != nil {
 		x.forgetTails(w)
@@ -183,7 +184,7 @@ func (x *Index) storeWindow(s Slot, e *Event) error {
 	return nil
 }
 
-// identify puts the blocks' own hashes into x.own, 0 for those whose names mean nothing yet.
+// identify puts the blocks' own hashes into x.own, 0 for a block whose name is not known yet.
 func (x *Index) identify(s Slot, hashes []EngineHash) {
 	w := x.slots[s].windows
 	x.own = slices.Grow(x.own[:0], len(hashes))[:len(hashes)]
@@ -193,7 +194,7 @@ func (x *Index) identify(s Slot, hashes []EngineHash) {
 		resolve = x.resolve
 	}
 	if n := len(hashes); n > 0 && !slices.Contains(rest, nonzero(hashes[0])) && !slices.Contains(rest, nonzero(hashes[n-1])) {
-		rest = nil // of another prompt
+		rest = nil // the event is of another prompt
 	}
 	compared := 0
 	for i, h := range hashes {
@@ -256,7 +257,7 @@ func (w *windows) holds(name uint64, group int) bool {
 	return false
 }
 
-// learnNames records what the blocks of full attention that a slot with windows stores are.
+// learnNames records the names and own hashes of full-attention blocks that a slot with windows stores.
 func (x *Index) learnNames(s Slot, names []EngineHash, own []uint64) {
 	w := x.slots[s].windows
 	w.lastNames, w.lastOwn = w.lastNames[:0], w.lastOwn[:0]
@@ -278,7 +279,7 @@ func (x *Index) learnNames(s Slot, names []EngineHash, own []uint64) {
 				shut = true
 			}
 			if kept {
-				x.forgetTail(w, own) // what the engine has kept is announced now
+				x.forgetTail(w, own) // from now on the engine's events say which windows it keeps
 			}
 			if pending {
 				w.learn(name, own, true)
@@ -310,7 +311,7 @@ func (x *Index) removeWindow(s Slot, e *Event, group int) {
 	}
 }
 
-// packed returns a copy that has room for what there is; maps.Clone keeps the room that there was.
+// packed returns a copy of m without its unused capacity, which maps.Clone would keep.
 func packed[K comparable, V any](m map[K]V) map[K]V {
 	fresh := make(map[K]V, len(m))
 	maps.Copy(fresh, m)
@@ -374,8 +375,8 @@ func (x *Index) partsOf(s Slot) int {
 	return 1
 }
 
-// longest returns the length in index blocks of the longest prefix of these hashes, which full
-// attention has, whose windows are there too.
+// longest returns the length, in index blocks, of the longest prefix whose windows are held. hashes are
+// the prefix that full attention holds.
 func (w *windows) longest(hashes []Hash, parts, size int) int {
 	var scans [maxWindowGroups]windowScan
 	for i, k := range w.kinds {
@@ -404,12 +405,12 @@ func (w *windows) longest(hashes []Hash, parts, size int) int {
 	return n
 }
 
-// windowScan is the search of one kind: the distance of its blocks' ends, the window's length, both in
-// index blocks, and from where on all ends up to the prefix's are known to be there. So each block is looked
-// up one time, however many shorter prefixes the other kinds lead to.
+// windowScan is the search for one kind. step is the distance between the ends of its blocks, need the length of
+// the window, both in index blocks. Blocks that end at from or later in the prefix are known to be held, so each
+// block is looked up once, however often the other kinds shorten the prefix.
 type windowScan struct{ step, need, from int }
 
-// align returns what the lengths of prefixes are multiples of, in index blocks.
+// align returns a number of index blocks of which the length of every reusable prefix is a multiple.
 func (w *windows) align(parts, size int) int {
 	n := parts
 	for _, k := range w.kinds {
@@ -443,8 +444,8 @@ func lcm(a, b int) int {
 	return a / x * b
 }
 
-// tailMark is the start and the end of a claim of a tail, whose segment and generation are the halves of
-// its block's hash.
+// tailMark is the start and the end of a claim for a tail. Such a claim has the two halves of its block's hash in
+// segment and generation.
 const tailMark = 1<<16 - 1
 
 // claimTail credits a slot with the windows at the end of a prompt: its engine keeps those in any case.
@@ -457,7 +458,7 @@ func (x *Index) claimTail(s Slot, hashes []Hash, expires int64) {
 	}
 	own := hashes[n-1]
 	if _, ok := w.tails[own]; !ok {
-		x.loose += tailBytes
+		x.mapBytes += tailBytes
 	}
 	x.gate.shut()
 	w.tails[own] = windowTail{blocks: n, claim: x.claims.next()}
@@ -480,12 +481,12 @@ func (x *Index) unclaimTail(number uint64, c claim) {
 
 // forgetTail drops a tail. The gate is shut.
 func (x *Index) forgetTail(w *windows, own Hash) {
-	x.loose -= tailBytes
+	x.mapBytes -= tailBytes
 	delete(w.tails, own)
 }
 
 // forgetTails drops all tails. The gate is shut.
 func (x *Index) forgetTails(w *windows) {
-	x.loose -= int64(len(w.tails)) * tailBytes
+	x.mapBytes -= int64(len(w.tails)) * tailBytes
 	clear(w.tails)
 }

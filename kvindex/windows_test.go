@@ -287,17 +287,17 @@ func (w *windowWorld) check(t *rapid.T) {
 
 // checkWindows compares what lookups read with the holdings.
 func (x *Index) checkWindows(t fataler) {
-	var loose int64
+	var sum int64
 	for i := range x.slots {
 		w := x.slots[i].windows
-		loose += x.slots[i].looseBytes()
+		sum += x.slots[i].mapBytes()
 		if w == nil != (i >= len(x.windows) || x.windows[i] == nil) {
 			t.Fatalf("slot %d: lookups read other windows", i)
 		}
 		if w == nil {
 			continue
 		}
-		loose += int64(len(w.tails)) * tailBytes
+		sum += int64(len(w.tails)) * tailBytes
 		held, units, pending := map[Hash]uint64{}, map[uint64]uint32{}, 0
 		for u, n := range w.units {
 			units[u.name] += n
@@ -317,8 +317,8 @@ func (x *Index) checkWindows(t fataler) {
 			t.Fatalf("slot %d: got %v held and %d pending, want %v and %d", i, w.held, w.pending, held, pending)
 		}
 	}
-	if loose != x.loose {
-		t.Fatalf("got %d loose bytes, noted %d", loose, x.loose)
+	if sum != x.mapBytes {
+		t.Fatalf("got %d map bytes, noted %d", sum, x.mapBytes)
 	}
 }
 
@@ -345,8 +345,8 @@ func windowHistory(t *rapid.T, maxBytes int64) {
 	for s := range w.slots {
 		w.x.Drop(s)
 	}
-	if w.x.loose != 0 || len(w.x.windows) != 0 {
-		t.Fatalf("after dropping all: %d loose bytes, %d slots with windows, want none", w.x.loose, len(w.x.windows))
+	if w.x.mapBytes != 0 || len(w.x.windows) != 0 {
+		t.Fatalf("after dropping all: %d map bytes, %d slots with windows, want none", w.x.mapBytes, len(w.x.windows))
 	}
 }
 
@@ -436,8 +436,8 @@ func TestStrangeWindows(t *testing.T) {
 		for i := range x.slots {
 			x.Drop(Slot(i))
 		}
-		if x.loose != 0 || len(x.windows) != 0 {
-			t.Fatalf("after dropping all: %d loose bytes, %d slots with windows, want none", x.loose, len(x.windows))
+		if x.mapBytes != 0 || len(x.windows) != 0 {
+			t.Fatalf("after dropping all: %d map bytes, %d slots with windows, want none", x.mapBytes, len(x.windows))
 		}
 	})
 }

@@ -20,7 +20,7 @@ type applier struct {
 	// targets are the targets that events have arrived for, oldest first.
 	targets []kvindex.Target
 	tally   *tally
-	removed []kvindex.EngineHash // scratch space for apply
+	removed []kvindex.EngineHash // scratch space of part
 }
 
 // batchDecoder is a Decoder, or its replacement for other transports.
@@ -30,7 +30,7 @@ type batchDecoder interface {
 	HashRefused() (algo string, refused bool)
 }
 
-// Counters of a source, shared by its appliers.
+// tally holds the counters of a source, which its appliers share.
 type tally struct {
 	events, blocks   uint64
 	dropped          map[Reason]uint64
@@ -50,10 +50,8 @@ func (t *tally) status(worker string) Status {
 	}
 }
 
-func (t *tally) fail(err error) { t.errors++; t.failure(err) }
-
-// failure keeps the beginning of an error, which may quote what an engine sent.
-func (t *tally) failure(err error) { t.lastError = fmt.Sprintf("%.512s", err) }
+// note keeps the beginning of an error, which may quote what an engine sent.
+func (t *tally) note(err error) { t.lastError = fmt.Sprintf("%.512s", err) }
 
 // base returns the target of batches that carry no rank.
 func (a *applier) base() kvindex.Target {
@@ -78,15 +76,15 @@ func (a *applier) do(actions []Action) {
 		case Replay:
 			a.replay(*act)
 		case Warn:
-			for _, t := range a.told() {
+			for _, t := range a.reported() {
 				a.sink.Warn(t, act.Reason, fmt.Sprintf("%d requests finished without an event", a.machine.cfg.SilentAfter))
 			}
 		}
 	}
 }
 
-// told are the targets that the sink hears of: those of events, before any the base.
-func (a *applier) told() []kvindex.Target {
+// reported are the targets whose state and warnings the sink gets: those of events so far, or the base before any event.
+func (a *applier) reported() []kvindex.Target {
 	if len(a.targets) == 0 {
 		return []kvindex.Target{a.base()}
 	}
@@ -94,12 +92,12 @@ func (a *applier) told() []kvindex.Target {
 }
 
 func (a *applier) enter(s State, why Reason) {
-	for _, t := range a.told() {
+	for _, t := range a.reported() {
 		a.sink.State(t, s, why)
 	}
 }
 
-// warnOnce sends only the first warning of a reason, and reports whether it did.
+// warnOnce sends a warning unless one with this reason was sent before. It reports whether it sent one.
 func (a *applier) warnOnce(t kvindex.Target, why Reason, detail string) bool {
 	if a.tally.warned[why] {
 		return false
@@ -131,9 +129,9 @@ func refused(err error) Reason {
 // it, the zero Cursor if it has none.
 func (a *applier) apply(payload []byte, c Cursor) {
 	b, err := a.dec.Decode(payload)
-	t, malformed := a.target(b.Rank), b.malformed() // of all parts
+	t, malformed := a.target(b.Rank), b.malformed()
 	for b.Rest != nil {
-		a.part(t, b, Cursor{}) // in between the position is not known
+		a.part(t, b, Cursor{}) // within a batch there is no position to resume from
 		b, err = b.Rest()
 		malformed = malformed || b.malformed()
 	}
@@ -142,7 +140,7 @@ func (a *applier) apply(payload []byte, c Cursor) {
 		if !malformed {
 			a.tally.dropped[Malformed]++
 		}
-		a.tally.failure(err)
+		a.tally.note(err)
 		a.warnOnce(t, Malformed, err.Error())
 	}
 	a.part(t, b, c)
@@ -190,7 +188,7 @@ func (a *applier) part(t kvindex.Target, b *Batch, c Cursor) {
 		}
 		if err := a.sink.Apply(t, ev); err != nil {
 			a.tally.dropped[refused(err)] += n
-			a.tally.failure(err)
+			a.tally.note(err)
 			if errors.Is(err, kvindex.ErrBlockSize) {
 				a.warnOnce(t, WrongBlockSize, fmt.Sprintf("engine's blocks of %d tokens: %v; its events are refused", ev.BlockSize, err))
 			}
@@ -243,12 +241,12 @@ func (a *applier) wrongRank(rank int32) {
 	a.warnOnce(a.base(), WrongRank, fmt.Sprintf("batches name rank %d, the feed is configured for rank %d", rank, a.src.Rank))
 }
 
-// see registers a target; the sink receives the feed's state for it before its first event.
+// see registers a target. The sink gets the feed's state for the target before its first event.
 func (a *applier) see(t kvindex.Target) {
 	if slices.Contains(a.targets, t) {
 		return
 	}
-	known := len(a.targets) == 0 && t == a.base() // what the sink received for the base applied to t
+	known := len(a.targets) == 0 && t == a.base() // the states sent for the base were t's
 	a.targets = append(a.targets, t)
 	if !known {
 		a.sink.State(t, a.machine.State(), Connected)

@@ -52,8 +52,8 @@ type Decoder struct {
 	extra  []uint64
 	media  []kvindex.Medium
 	names  interner
-	// If a payload is decoded in parts, rest are the events that follow, left is their number, and fault is what is wrong
-	// behind them.
+	// If a payload is decoded in parts, rest is at the events that follow, left is their number, and fault is the error
+	// that comes after them.
 	parts bool
 	rest  msgpack.Reader
 	left  int
@@ -144,12 +144,12 @@ func (d *Decoder) whole() *Batch {
 	return &d.batch
 }
 
-// maxKept bounds the elements of each buffer that is kept for the next payload. A stored event of a long prompt has as many
-// tokens; one of 64 MiB may have needed a gigabyte.
+// maxKept bounds the elements of each buffer that is kept for the next payload: as many as a long prompt has tokens.
+// A payload of 64 MiB may have needed buffers of a gigabyte.
 const maxKept = 1 << 17
 
-// Payloads of more than maxWhole bytes are decoded in parts, which end with the event that fills one: its arrays may take
-// 20 times the bytes of the payload. Longer arrays of an event are malformed.
+// Payloads of more than maxWhole bytes are decoded in parts, because decoded events may take 20 times the bytes. A part
+// ends with the event that brings it to maxPart. An event with more hashes or tokens than these bounds is malformed.
 const maxWhole, maxPart, maxHashes, maxTokens = 1 << 20, maxKept / 16, 8 * maxKept, 64 * maxKept
 
 func (d *Decoder) reset() {
@@ -234,14 +234,14 @@ func (d *Decoder) events(r *msgpack.Reader) error {
 	if err != nil {
 		return fmt.Errorf("%w: events: %w", ErrBatch, err)
 	}
-	if d.parts { // the rank follows the events, and each part needs it
+	if d.parts { // skip the events first: the rank comes after them, and each part needs it
 		d.rest, d.left = *r, n
 	}
 	for i := range n {
 		if !d.parts {
 			err = d.next(r)
 		} else if err = r.Skip(); err != nil {
-			d.left = i + 1 // the last one is where part finds the fault, too
+			d.left = i + 1 // part fails at this event, too
 		}
 		if err != nil {
 			return err

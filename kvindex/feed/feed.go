@@ -121,7 +121,7 @@ func (f *Feed) Status() Status {
 	s := f.tally.status(f.src.Worker)
 	for _, a := range f.appliers() {
 		s.Counts.add(a.machine.Counts())
-		for _, t := range a.told() {
+		for _, t := range a.reported() {
 			s.Targets = append(s.Targets, TargetStatus{t, a.machine.State(), a.machine.Cursor()})
 		}
 	}
@@ -213,7 +213,8 @@ func (f *Feed) failed(ctx context.Context, err error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.tally.fail(err)
+	f.tally.errors++
+	f.tally.note(err)
 	if now := time.Now(); now.Sub(f.warned) >= warnEvery {
 		f.warned = now
 		f.main.sink.Warn(f.main.base(), Unreachable, err.Error())

@@ -278,7 +278,7 @@ func (m *Machine) verify(seq uint64, payload []byte) bool {
 		m.counts.Duplicates++
 		return false
 	case seq == last && m.isRecent(seq, payload):
-		// To close a gap takes more: its replay must not be repeated for ever.
+		// This batch closes no gap: if it counted as progress, a replay for a gap could be repeated for ever.
 		m.verifying, m.progress = false, m.state == Syncing
 		m.counts.Duplicates++
 		return false
@@ -292,7 +292,7 @@ func (m *Machine) verify(seq uint64, payload []byte) bool {
 	// The engine's buffer no longer contains the last applied batch, so the replay cannot be
 	// connected to what was applied.
 	m.verifying = false
-	if m.state != Gap { // else it is counted
+	if m.state != Gap { // in a gap it has been counted already
 		m.counts.Gaps++
 	}
 	m.lose(seq - m.next)
@@ -368,8 +368,8 @@ func (m *Machine) heard() {
 	}
 }
 
-// take handles a live batch when no replay runs. It returns false if the batch has to wait for a
-// replay, which take has requested then; ask reports whether it may do so.
+// take handles a live batch while no replay runs. With ask it requests a replay if batches before this
+// one are missing, and returns false: the batch has to wait.
 func (m *Machine) take(seq uint64, payload []byte, ask bool) bool {
 	switch {
 	case !m.started:

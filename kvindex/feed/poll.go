@@ -12,7 +12,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// maxPollBody limits the answer to one poll, maxPollEvent one event of it, in bytes: that of a million
+// maxPollBody limits the answer to one poll, maxPollEvent one event of it, in bytes. An event of a million
 // tokens has 60 MB.
 const maxPollBody, maxPollEvent = 256 << 20, 64 << 20
 
@@ -24,7 +24,7 @@ func (f *Feed) poll(ctx context.Context) {
 		// Events must come from the worker's own address.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Transport:     &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute, DisableCompression: true, MaxResponseHeaderBytes: 64 << 10},
-		// Events that are not read by then are lost, and their numbers missing.
+		// Events that are not read by then are lost; the gap in their numbers shows it.
 		Timeout: f.src.PollTimeout,
 	}
 	defer client.CloseIdleConnections()

@@ -102,7 +102,7 @@ func (s *PushServer) Statuses() []Status {
 	return all
 }
 
-// Pushes reports whether a relay has connected for t since t is known. Safe for concurrent use.
+// Pushes reports whether a relay has connected for t since its worker was last forgotten.
 func (s *PushServer) Pushes(t kvindex.Target) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -43,7 +43,7 @@ const (
 	Connected Reason = "connected"
 	// Disconnected: the connection broke or could not be made.
 	Disconnected Reason = "disconnected"
-	// Unreachable: a connection failed or broke; its error is told at most once a minute.
+	// Unreachable: a connection failed or broke; there is at most one such warning a minute.
 	Unreachable Reason = "unreachable"
 	// CaughtUp: all batches up to the newest have been applied.
 	CaughtUp Reason = "caught_up"

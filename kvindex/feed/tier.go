@@ -38,8 +38,8 @@ func mainAttention(kind []byte) bool {
 	return len(kind) == 0 || string(kind) == "full_attention" || string(kind) == "mla_attention" || string(kind) == "sink_full_attention"
 }
 
-// slidingWindow returns the tokens of the window of a stored event's group, 0 for other groups. Layers with a recurrent state
-// need the state at the end of a prefix, which its last block holds, as a window of two tokens needs that block.
+// slidingWindow returns the window of a stored event's group in tokens, 0 for a group without one. Layers with a recurrent
+// state count as a window of two tokens: to reuse a prefix they need the state at its end, which its last block holds.
 func slidingWindow(e *blockEvent) int {
 	switch kind := string(e.kind); {
 	case kind == "mamba":

@@ -237,7 +237,7 @@ type trtBlock struct {
 	Salt   *string           `json:"cache_salt"`
 }
 
-// Bounds of what needs much more memory than its JSON has bytes. A block of 1,024 tokens has 60 KB.
+// Bounds for values that take much more memory than bytes of JSON. A block of 1,024 tokens has 60 KB of JSON.
 const minBlockText, maxBlockText, maxMMKeys = 16, 256 << 10, 1024
 
 var errTRTSize = errors.New("feed: not the size of an engine's blocks")

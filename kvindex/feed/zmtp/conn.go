@@ -32,8 +32,8 @@ type Options struct {
 	// silent indefinitely (TCP keep-alive detects dead ones). Default 15 s.
 	Heartbeat time.Duration
 	// Gather is the shortest time between reads while messages come fast, so that one wake-up serves all messages of
-	// that time. It delays no message that follows others by twice that time, no message of which a part has arrived,
-	// and none after a read of gatherBelow bytes or more. Default 2 ms, negative for none.
+	// that time. A message is not delayed if it comes at least 2 * Gather after the one before, if part of it has
+	// arrived, or after a read of gatherBelow bytes or more. Default 2 ms, negative for none.
 	Gather time.Duration
 }
 
@@ -284,7 +284,7 @@ func (c *Conn) fill(deadline time.Time) error {
 		if last {
 			until = deadline
 		}
-		// A deadline costs as much as a small message: an earlier one is good enough for silence.
+		// Setting a deadline costs as much as a small message: one up to a quarter of a heartbeat early will do.
 		if last || until.Sub(c.until) > c.opt.Heartbeat/4 {
 			if err := c.nc.SetReadDeadline(until); err != nil {
 				return fmt.Errorf("zmtp: %w", err)
