@@ -25,16 +25,16 @@ func (v version) before(o version) bool {
 
 const none = ^uint32(0)
 
-// scanAtATime is how many conversations are looked at under the lock at a time.
+// scanAtATime bounds the conversations that are read in one go under the lock.
 const scanAtATime = 4096
 
 // binding is one conversation.
 type binding struct {
 	key    routing.Key
-	tail   uint64 // see routing.Sharer.Used, as for turns
+	tail   uint64 // tail and turns are those of routing.Sharer.Used
 	turns  uint32
 	target kvindex.Target
-	// later is what a later version has added, as it was encoded. It is passed on.
+	// later is the encoded fields that a newer version of Kvlane added. They are forwarded unchanged.
 	later string
 	version
 	// used is this replica's logical time when the conversation was used last.
@@ -42,7 +42,7 @@ type binding struct {
 	newer, older uint32
 	// missing reports that the router does not know the target yet.
 	missing bool
-	// saved is when it was taken to be stored, 0 for never; queued that it is to be.
+	// saved is when it was last taken for storing, 0 for never. queued reports that it waits for that.
 	saved  time.Duration
 	queued bool
 }
@@ -136,8 +136,8 @@ type use struct {
 	at   uint32
 }
 
-// usedBetween returns the conversations used after since, and not after until, the least recently used first. It takes the
-// lock that guards the table for some at a time.
+// usedBetween returns the conversations last used in (since, until], the least recently used first. locked runs a function
+// under the lock that guards the table; usedBetween calls it once for each scanAtATime conversations.
 func (t *bindings) usedBetween(since, until uint64, locked func(func())) (list []use) {
 	for at, n := 0, 1; at < n; at += scanAtATime {
 		locked(func() {

@@ -21,17 +21,17 @@ const (
 	unseen = 2 * Gather
 	// heartbeatEvery is the interval of heartbeats.
 	heartbeatEvery = 500 * time.Millisecond
-	// silence is how long a replica may send nothing: with two lost heartbeats it is still
-	// there, and what it booked is gone 2 s after its last message, on a busy machine 3 s.
+	// silence is how long a replica may send nothing before it is dropped: long enough for two lost
+	// heartbeats. Its bookings end 2 s after its last message, on a busy machine 3 s.
 	silence = 1800 * time.Millisecond
-	// askAgain is how long the answer to a state request may pause.
+	// askAgain is the longest pause between the parts of a state; then it is requested again.
 	askAgain = time.Second
-	// longestTick is the longest time between ticks of a process that is not stopped.
+	// longestTick is the time between two ticks above which this process is taken to have been stopped.
 	longestTick = 500 * time.Millisecond
-	// settled is how long no other replica must have appeared before a start is complete.
+	// settled is the time without a new replica or state after which a start is complete.
 	settled = 300 * time.Millisecond
-	// rememberFor is how long the logical time of a dropped replica is kept, after which its
-	// whole table of conversations is asked for again.
+	// rememberFor is how long the logical time of a dropped replica is kept. A replica that comes back
+	// later is asked for its whole table of conversations.
 	rememberFor = 10 * time.Minute
 )
 
@@ -39,7 +39,7 @@ const (
 const (
 	maxPeers    = 256
 	maxBookings = 1 << 18 // of one replica
-	maxCopies   = 1 << 20 // of all: a process with the secret may make replicas up
+	maxCopies   = 1 << 20 // of all replicas, because a process with the secret can invent replicas
 	maxHeld     = 4096    // messages held while a state of one replica is on its way
 	maxHeldSize = 16 << 20
 	maxAllHeld  = 4 * maxHeldSize
@@ -55,8 +55,8 @@ type Stats struct {
 	Duplicates uint64 `json:"duplicates"`
 	Malformed  uint64 `json:"malformed"`
 	Refused    uint64 `json:"refused"`
-	// Resyncs are state requests by reason: a new replica, a gap, a sum that differed (a
-	// silent error), an answer that stopped.
+	// These count state requests by reason: a new replica, a gap, a checksum that differed although no
+	// message was missing, an answer that stopped.
 	New     uint64 `json:"new"`
 	Gaps    uint64 `json:"gaps"`
 	Errors  uint64 `json:"errors"`
@@ -68,17 +68,18 @@ type Stats struct {
 	Unknown uint64 `json:"unknown_targets"`
 	// Conflicts are concurrent bindings of one conversation; the earlier one was kept.
 	Conflicts uint64 `json:"conflicts"`
-	// Overflows are batches given up because nothing was sent for long.
+	// Overflows are batches dropped because they grew to maxBatch changes before they were sent.
 	Overflows uint64 `json:"overflows"`
 }
 
-// Out is a message to send. Exactly one of To, Reply and neither is set: to one replica's
-// requests, in answer to a request, to all.
+// Out is a message to send: a request to the replica To, an answer to the subject Reply, or, with
+// neither, a message to all. At most one of the two is set.
 type Out struct {
 	To      string
 	Reply   string
 	Message *kvlanev1.ReplicaMessage
-	// Build, if not nil, makes the messages instead, without the lock: locked runs a function under it, for a short time.
+	// Build, if not nil, yields the messages in place of Message. It is called without the lock, and takes it for short
+	// times by locked.
 	Build func(locked func(func())) iter.Seq[*kvlanev1.ReplicaMessage]
 }
 
@@ -95,7 +96,7 @@ type Core struct {
 	// wall is the wall clock at started, since 1970.
 	wall time.Duration
 	seq  uint64
-	// number is that of the last message that was sent.
+	// number is that of the last message to all.
 	number uint64
 	own    map[routing.ReservationID]routing.Booking
 	sum    sum
@@ -107,7 +108,7 @@ type Core struct {
 	greeted  bool // a heartbeat answers hellos since the last Take
 	requests uint64
 	legs     [numLegs]*bindings
-	retry    bool // a target is new here
+	retry    bool // a target was added: what named it can be applied now
 	saving   saving
 
 	started, ticked, beat time.Duration
@@ -131,7 +132,7 @@ func New(id string, router *routing.Router, now time.Duration, wake func()) *Cor
 
 func (c *Core) newBatch() { c.batch = writer{m: &kvlanev1.ReplicaMessage{}} }
 
-// tell sends a message of the present time, to one replica or to all.
+// tell queues a message, stamped with the current sequence number and clock, to one replica or, with "", to all.
 func (c *Core) tell(to string, m *kvlanev1.ReplicaMessage) {
 	m.Version, m.Replica, m.Seq, m.Clock = formatVersion, c.id, c.seq, c.clock
 	c.out = append(c.out, Out{To: to, Message: m})
@@ -144,7 +145,7 @@ func (c *Core) Booked(b *routing.Booking) {
 	}
 	if old, ok := c.own[b.ID]; ok {
 		c.sum.remove(&old)
-		// Receivers apply a message's bookings before its progress. This booking has its phase.
+		// The booking carries its phase, and receivers apply a message's bookings before its progress.
 		c.batch.m.Progress = slices.DeleteFunc(c.batch.m.GetProgress(), func(p *kvlanev1.ReplicaProgress) bool { return p.GetId() == uint64(b.ID) })
 	}
 	b.Miss, b.KV = min(max(b.Miss, 0), maxTokens), min(max(b.KV, 0), maxTokens)
@@ -216,7 +217,7 @@ func (c *Core) queued() {
 		c.wake()
 	}
 	if c.batch.entries > maxBatch {
-		// The sequence number shows the gap.
+		// Others see the gap in the sequence numbers.
 		c.stats.Overflows++
 		c.seq++
 		c.newBatch()
@@ -257,7 +258,7 @@ func (c *Core) Take() []Out {
 // Tick does what is due. Call it every 100 ms.
 func (c *Core) Tick(now time.Duration) {
 	if pause := now - c.ticked; pause > longestTick {
-		// This process was stopped: it could not hear the others.
+		// This process was stopped and received nothing: the others were not silent.
 		for _, p := range c.peers {
 			p.heard = min(p.heard+pause, now)
 		}
@@ -315,10 +316,10 @@ func (c *Core) Ready(now time.Duration) bool {
 	return c.ready
 }
 
-// Reachable restarts the wait of Ready: others can answer only now.
+// Reachable restarts the wait of Ready. Call it when a connection to the others exists: they can answer only now.
 func (c *Core) Reachable(now time.Duration) { c.changed, c.ready = now, false }
 
-// Hello makes the others answer with a heartbeat.
+// Hello asks the others for a heartbeat, by which they become known here.
 func (c *Core) Hello() { c.tell("", &kvlanev1.ReplicaMessage{Hello: true}) }
 
 // Bye tells the others to drop this replica now.
@@ -341,7 +342,7 @@ func (c *Core) State(now time.Duration) State {
 		synced := p.live && p.request == 0
 		s.Synced = s.Synced && synced
 		if !p.live {
-			continue // no state has arrived: its messages may be those of one that has ended, sent again
+			continue // without a state its messages may be a replay of those of a replica that has ended
 		}
 		s.Peers = append(s.Peers, PeerState{ID: p.id, Synced: synced, Seq: p.seq, Bookings: p.sum.count, Unknown: p.missing, Silent: (now - p.heard).Seconds()})
 	}

@@ -16,9 +16,9 @@ const (
 	maxID, maxWorker = 128, 512
 	// maxLater bounds what is kept of a later version's fields of a conversation, in bytes.
 	maxLater = 256
-	// firstBound + milliseconds of the wall clock << boundShift bounds the logical times of others. All messages together
-	// cannot exhaust this clock of changes, replicas agree on the bound whenever they started, and it moves on
-	// by 16 million a second, so faster than a clock that was moved there.
+	// Logical times of others are bounded by firstBound plus the wall clock in milliseconds << boundShift, so that no
+	// message can exhaust the logical clock. All replicas compute the same bound. It grows by 16 million a second, faster
+	// than changes can advance a clock that was pushed up to it.
 	firstBound = 1 << 54
 	boundShift = 14
 	// partSize is about how many bookings or conversations are in one part of a state. A part
@@ -107,7 +107,7 @@ func (w *writer) conversation(leg int, b *binding) {
 	w.m.Conversations = append(w.m.Conversations, v)
 }
 
-// turnsOf returns the turns of a conversation, 1 if an earlier version does not tell.
+// turnsOf returns the turns of a conversation, 1 if an older version has not sent them.
 func turnsOf(v *kvlanev1.ReplicaConversation) uint32 {
 	if v.GetTurns() == 0 {
 		return 1
@@ -115,7 +115,7 @@ func turnsOf(v *kvlanev1.ReplicaConversation) uint32 {
 	return v.GetTurns() - 1
 }
 
-// laterFields returns the fields that this version does not know, none if there are too many.
+// laterFields returns the encoded fields that this version does not know, "" above maxLater bytes.
 func laterFields(v *kvlanev1.ReplicaConversation) string {
 	if unknown := v.ProtoReflect().GetUnknown(); len(unknown) <= maxLater {
 		return string(unknown)

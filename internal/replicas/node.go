@@ -51,9 +51,9 @@ type Node struct {
 	seal   *seal
 	conn   *nats.Conn
 	log    zerolog.Logger
-	// gather ends Gather after the first change.
+	// gather fires Gather after the first unsent change.
 	gather *time.Timer
-	// answers are states to be written and sent: the changes do not wait for them.
+	// answers are requested states, which a goroutine of their own sends, so that changes do not wait for them.
 	answers chan Out
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
@@ -65,10 +65,10 @@ type Node struct {
 	since atomic.Int64
 	// unsent and bytes count messages that NATS did not take, and what it took.
 	unsent, bytes atomic.Uint64
-	// malformed counts messages that were not understood. They do not take the router's lock.
+	// malformed counts messages that could not be decoded, without the router's lock.
 	malformed atomic.Uint64
 
-	known  map[string]bool // replicas in the last line of the log
+	known  map[string]bool // replicas at the last call of look
 	routes int             // at the last call of found
 }
 
@@ -210,7 +210,7 @@ func (n *Node) connected() {
 	n.wake()
 }
 
-// wake makes send within Gather. It is called under the router's lock.
+// wake makes the changes be sent within Gather. It is called under the router's lock.
 func (n *Node) wake() {
 	if n.since.CompareAndSwap(0, time.Now().UnixNano()) {
 		n.gather.Reset(Gather)
@@ -241,7 +241,7 @@ func (n *Node) receive(msg *nats.Msg) {
 	}
 }
 
-// send sends what the Core has to say, and gives it the time.
+// send sends the Core's messages and calls its Tick, until ctx ends.
 func (n *Node) send(ctx context.Context) {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
@@ -342,7 +342,7 @@ func (n *Node) put(subject, reply string, m *kvlanev1.ReplicaMessage) {
 	n.bytes.Add(uint64(len(data)))
 }
 
-// look logs the replicas that came and went, and finds out whether the start is complete.
+// look logs the replicas that came and went, and sets ready when the start is complete.
 func (n *Node) look() {
 	s := n.State()
 	known := map[string]bool{}
@@ -376,7 +376,7 @@ func (n *Node) look() {
 	n.ready.Store(true)
 }
 
-// expects reports whether there may be others that had no way to answer at the last call of found.
+// expects reports whether other replicas may exist that could not be reached at the last call of found.
 func (n *Node) expects() bool {
 	return n.routes == 0 && (n.server == nil || n.server.others.Load() > 0)
 }
@@ -386,7 +386,7 @@ func (n *Node) Waiting() string {
 	if n.ready.Load() {
 		return ""
 	}
-	return "the state of the other replicas is on its way"
+	return "the state of the other replicas has not arrived"
 }
 
 // Close takes leave of the others and disconnects.

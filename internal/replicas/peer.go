@@ -17,18 +17,18 @@ import (
 type peer struct {
 	id    string
 	heard time.Duration
-	// gone reports that it was silent or left: its bookings are dropped, and seq and clock kept
-	// so that only newer conversations are asked for if it comes back.
+	// gone reports that it was silent or left: its bookings are dropped. clock is kept, so that only
+	// newer conversations are requested if it comes back.
 	gone bool
-	// left is set by its goodbye: what comes after is not handled.
+	// left is set by its goodbye: later messages are ignored.
 	left bool
 	// silent is how long it had been silent when it was dropped; 0 if it said goodbye.
 	silent time.Duration
-	// number is that of its last message to all, 0 if its version does not number them, and
-	// requested the id of its last state request.
+	// number is the number of its last message to all, 0 if its version does not number them.
+	// requested is the id of its last state request.
 	number, requested uint64
-	// live reports that its state has arrived once. From then on seq is the last change
-	// that was applied, and clock the logical time then.
+	// live reports that its state has arrived once. From then on seq is the sequence number of the last
+	// change that was applied, and clock the logical time of that change.
 	live       bool
 	seq, clock uint64
 	ledger     map[routing.ReservationID]*copied
@@ -47,8 +47,8 @@ type peer struct {
 	heldSize int // as sent, in bytes
 }
 
-// hold keeps a message until the state has arrived. It keeps none and returns false if there
-// are too many: the state has to be asked for again.
+// hold keeps a message until the state has arrived. Beyond the bounds it drops all held messages of the
+// replica and returns false: the state has to be requested again.
 func (c *Core) hold(p *peer, m *kvlanev1.ReplicaMessage) bool {
 	p.heldSize += proto.Size(m)
 	all := 0
@@ -95,7 +95,7 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 	case r != nil && reply != "" && r.GetId() > p.requested:
 		p.requested = r.GetId()
 	case r != nil, p.number != 0 && m.GetNumber() <= p.number:
-		c.stats.Duplicates++ // late, or recorded and sent again by somebody else
+		c.stats.Duplicates++ // late, or a replay by an attacker
 		return
 	default:
 		p.number = m.GetNumber()
@@ -252,8 +252,8 @@ func (c *Core) answer(p *peer, r *kvlanev1.ReplicaStateRequest, reply string) {
 	c.wake()
 }
 
-// writePart writes some bookings, then conversations. Those that this replica used since are left
-// out, as the others are told of that.
+// writePart writes entries from to to of the bookings followed by the conversations. It leaves out
+// conversations that were used since the list was made: the change that says so follows.
 func (c *Core) writePart(w *writer, own []routing.Booking, uses [numLegs][]use, from, to int) {
 	for i := from; i < to; i++ {
 		if i < len(own) {
@@ -338,7 +338,7 @@ func (c *Core) apply(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	}
 	for _, v := range m.GetConversations() {
 		if c.join(m, v) {
-			// The sender does not know the binding that wins.
+			// The sender's binding lost: send it the one that wins.
 			leg := int(v.GetLeg())
 			c.batch.conversation(leg, c.legs[leg].find(routing.Key{Hi: v.GetHi(), Lo: v.GetLo()}))
 			c.queued()
@@ -346,7 +346,7 @@ func (c *Core) apply(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	}
 }
 
-// book copies a booking, or moves the copy.
+// book copies a booking of another replica, or updates the copy.
 func (c *Core) book(now time.Duration, p *peer, told routing.Booking) {
 	b := withoutTurn(told)
 	if old, ok := p.ledger[b.ID]; ok {
@@ -385,7 +385,7 @@ func (c *Core) progress(now time.Duration, p *peer, id routing.ReservationID, ph
 	c.router.RemotePhase(now, p.id, id, phase)
 }
 
-// release ends a copy; forget if it is not known when the booking ended.
+// release ends a copy. forget reports that the time at which the booking ended is not known.
 func (c *Core) release(now time.Duration, p *peer, id routing.ReservationID, forget bool) {
 	e := p.ledger[id]
 	if e == nil {
@@ -452,7 +452,7 @@ func (c *Core) conflict(a, b version) {
 	}
 }
 
-// intern returns a string that does not keep its message alive for the ids that are known.
+// intern returns a known replica id as a string of its own, so that bindings do not keep a message's memory alive.
 func (c *Core) intern(id string) string {
 	if id == c.id {
 		return c.id
@@ -463,7 +463,7 @@ func (c *Core) intern(id string) string {
 	return id
 }
 
-// applyMissing tries again what named unknown targets.
+// applyMissing applies bookings and bindings whose target was unknown when they arrived, if it is known now.
 func (c *Core) applyMissing(now time.Duration) {
 	for _, p := range c.peersInOrder() {
 		if p.missing == 0 {

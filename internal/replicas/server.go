@@ -22,8 +22,8 @@ import (
 const (
 	// resolveEvery is how often the names of routes are resolved.
 	resolveEvery = 5 * time.Second
-	// probeEvery is how often addresses are tried to which a route is missing. NATS itself tries
-	// every 1 to 2 s, which would delay the agreement of replicas that were cut off.
+	// probeEvery is how often addresses without a route are dialled. NATS itself does so every 1 to 2 s,
+	// which would delay the agreement of replicas that were cut off.
 	probeEvery, probeTimeout = 250 * time.Millisecond, 250 * time.Millisecond
 	// pingEvery is the interval of pings between processes; two without an answer end a connection, so that a cut is noticed
 	// long before TCP's retransmissions end. Within a process nothing is cut: pings would only end connections of one that
@@ -44,8 +44,8 @@ type natsServer struct {
 	log      zerolog.Logger
 	// others is the number of addresses that routes name, without this replica's own.
 	others atomic.Int32
-	// routes is their number at the last probe, and reached the addresses that it reached since one
-	// ended.
+	// routes is the number of routes at the last probe. reached has the addresses that accepted a
+	// connection since a route last ended.
 	routes  int
 	reached map[string]bool
 }
@@ -153,7 +153,7 @@ func (s *natsServer) own(address string) bool {
 	})
 }
 
-// follow keeps the routes at what their names resolve to, until ctx ends.
+// follow updates the routes when their names resolve to other addresses, and probes, until ctx ends.
 func (s *natsServer) follow(ctx context.Context) {
 	tick, probe := time.NewTicker(resolveEvery), time.NewTicker(probeEvery)
 	defer tick.Stop()
@@ -182,8 +182,8 @@ func (s *natsServer) connectTo(routes []*url.URL) {
 	}
 }
 
-// probe makes NATS connect to addresses as soon as they accept connections. Each is found
-// once, until a route ends.
+// probe makes NATS connect to an address as soon as it accepts connections. It does so once per address
+// until a route ends.
 func (s *natsServer) probe(ctx context.Context) {
 	routes := s.NumRoutes()
 	if was := s.routes; routes < was || routes >= int(s.others.Load()) {
@@ -221,11 +221,11 @@ func (s *natsServer) connected(address string) bool {
 	})
 }
 
-// natsLog passes the NATS server's log on. What it notices is usual, such as a route that
-// closes; Node logs the replicas that come and go.
+// natsLog forwards the NATS server's log. Notices and warnings become debug lines: they are about routine events such as
+// a closed route, and Node logs the replicas that come and go.
 type natsLog struct{ log zerolog.Logger }
 
-// newNATSLog bounds warnings: anybody who reaches the port may cause one by each connection.
+// newNATSLog limits the rate of warnings: anybody who can connect to the port can cause them.
 func newNATSLog(log zerolog.Logger) natsLog {
 	return natsLog{log.Sample(zerolog.LevelSampler{WarnSampler: &zerolog.BurstSampler{Burst: 5, Period: 10 * time.Second}})}
 }

@@ -30,19 +30,19 @@ const (
 	restoreLimit = 30 * time.Second
 	// reopenAfter is the first wait after a store could not be opened. It doubles up to reopenMax.
 	reopenAfter, reopenMax = 250 * time.Millisecond, 30 * time.Second
-	// saveBatch is how many bindings are written, or restored, at a time.
+	// saveBatch is how many bindings are written or restored under one hold of the lock.
 	saveBatch = 256
-	// maxUnsaved bounds the bindings that wait to be written. What is beyond is written at its next use.
+	// maxUnsaved bounds the bindings that wait to be written. One beyond it is written at its next use.
 	maxUnsaved = 1 << 17
 	maxFolders = 256
 	// maxFails is how many writes may fail in a row before the store is opened again.
 	maxFails = 3
 )
 
-// saving is what a Core remembers for a store.
+// saving is a Core's queue of bindings for the store.
 type saving struct {
-	// after is how old a stored binding may be when its conversation is used and it is not
-	// written again; 0: nothing is stored.
+	// after is the age from which a stored binding is written again when its conversation is used; 0 if
+	// nothing is stored.
 	after time.Duration
 	// all reports that the others' bindings are stored too, not only this replica's.
 	all   bool
@@ -55,7 +55,7 @@ type unsaved struct {
 	key routing.Key
 }
 
-// save queues a binding of which the store has another or an old version.
+// save queues a binding that the store does not have as it is, or has for longer than saving.after.
 func (c *Core) save(leg int, b *binding, changed bool) {
 	if c.saving.after == 0 || b.queued || !changed && b.saved != 0 && c.ticked-b.saved < c.saving.after {
 		return
@@ -83,7 +83,8 @@ func (c *Core) takeUnsaved() (list [numLegs][]binding) {
 	return list
 }
 
-// saveAll queues the bindings that are not stored, and with lost all others; of too many the most recently used ones.
+// saveAll queues the bindings that are not stored, with lost all bindings. Above maxUnsaved it takes the most recently
+// used ones.
 func (c *Core) saveAll(lost bool) {
 	for leg, t := range c.legs {
 		for i := t.newest; i != none; i = t.slab[i].older {
@@ -136,8 +137,8 @@ type store struct {
 	server *server.Server
 	conn   *nats.Conn // to server
 	lock   *os.File
-	// created is when the bucket was created that was opened last, zero for none; lost reports
-	// that it is another one than before. fails counts the failed writes since the last that did not fail.
+	// created is the creation time of the bucket that was opened last, zero for none. lost reports that a
+	// new bucket has replaced an earlier one. fails counts failed writes in a row.
 	created time.Time
 	lost    bool
 	fails   int
@@ -198,7 +199,7 @@ func (s *store) serve() (*nats.Conn, error) {
 	}
 	s.server.SetLoggerV2(storeLog{natsLog{s.log}}, false, false, false)
 	s.server.Start()
-	// Room for the bucket, and for the store's own records.
+	// For the bucket and for JetStream's own records.
 	limit := int64(s.fleet.Persist.MaxBytes) + 16<<20
 	if err := s.server.EnableJetStream(&server.JetStreamConfig{StoreDir: folder, MaxMemory: 1 << 20, MaxStore: limit}); err != nil {
 		return nil, fmt.Errorf("folder %s: %w", folder, err)
@@ -207,7 +208,7 @@ func (s *store) serve() (*nats.Conn, error) {
 	return s.conn, err
 }
 
-// storeLog passes warnings on: they are of files that cannot be read. Some quote such a file.
+// storeLog forwards warnings, which are about unreadable files. They are cut because some quote the file.
 type storeLog struct{ natsLog }
 
 func (l storeLog) Warnf(format string, v ...any) {
@@ -311,7 +312,7 @@ func (n *Node) persist(ctx context.Context) {
 	}
 }
 
-// reopen opens the store and reads it. What a store that was open before does not have is stored again.
+// reopen opens the store and reads it. If a store was open before, bindings that this one lacks are stored again.
 func (n *Node) reopen(ctx context.Context) error {
 	s := n.store
 	again := !s.created.IsZero()
