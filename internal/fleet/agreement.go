@@ -32,7 +32,8 @@ type differing struct {
 	all     bool
 }
 
-// check is the comparison with a worker, while there is one. What is due while it is unavailable is made when it is back.
+// check is the comparison of a model with one worker. Comparisons that fall due while the worker is unavailable are made
+// when it is back.
 type check struct {
 	checker    *shape.Checker
 	address    string
@@ -138,7 +139,7 @@ func (f *Fleet) compareAll(v *View) {
 func (f *Fleet) newCheck(s *Model, m *Member) *check {
 	c, worker := &check{address: m.Address, generation: m.Generation, done: make(chan struct{})}, m.Name
 	log := f.Log.With().Str("model", s.Config.Name).Str("worker", worker).Str("engine", m.Address).Logger()
-	prompts := log.Sample(&zerolog.BurstSampler{Burst: 1, Period: time.Minute}) // a client may provoke them
+	prompts := log.Sample(&zerolog.BurstSampler{Burst: 1, Period: time.Minute}) // clients may provoke differences
 	c.checker = shape.NewChecker(s.Tokens, &shape.Oracle{Engine: s.Engine, URL: "http://" + m.Address, Timeout: s.Config.Check.Timeout.Std()}, shape.CheckerOptions{
 		ModelName: s.Config.Name, Every: s.Config.Check.Every, Retry: s.Config.Check.Retry.Std(), Gate: f.comparing, Awake: c.ready.Load,
 		MaxBody: int(s.Config.Check.MaxBody), Cache: f.Cache,
@@ -177,7 +178,7 @@ func (f *Fleet) recheck(worker string) {
 	}
 }
 
-// Sample offers a request whose ids model made for the comparison with the worker that serves it.
+// Sample offers a request for the comparison of model with the worker that serves the request.
 func (f *Fleet) Sample(model *Model, m *Member, r *body.Request) {
 	if c := model.agreement.all()[m.Name]; c != nil {
 		c.checker.Offer(r)
@@ -191,9 +192,9 @@ func (m *Model) Differs(worker *Member) bool {
 
 const longPrompt = 4096 // tokens; see TakesIDs and docs/tokens.md
 
-// TakesIDs reports whether the worker is given the ids of a prompt of n tokens: if it was found to answer as without them, and
-// the configuration says so or says nothing, the prompt is long and the engine is vLLM. Workers that are not asked are given
-// those of chats and completions if it says so.
+// TakesIDs reports whether the ids of a prompt of n tokens are sent to the worker (hand_ids). With hand_ids unset they are
+// sent to vLLM for prompts of longPrompt tokens or more. In both cases the worker must have been found to answer with ids
+// as without. Where comparisons are off, hand_ids: true sends those of chats and completions.
 func (m *Model) TakesIDs(worker *Member, api body.API, n int) bool {
 	hand := m.Config.HandIDs
 	switch {

@@ -18,7 +18,7 @@ const (
 	listAgain = 2 * time.Second
 	// listTimeout bounds one GET /v1/models, and how long a request waits for all of them.
 	listTimeout = 2 * time.Second
-	// shownFor is the TTL of the lists in the answer to a client's GET /v1/models.
+	// shownFor is the TTL of the lists for the answer to a client's GET /v1/models.
 	shownFor = 15 * time.Second
 	// maxListing bounds the workers that are queried concurrently.
 	maxListing = 16
@@ -42,7 +42,7 @@ type catalog struct {
 	changes uint64
 	shown   *Catalog
 
-	showing sync.Mutex // held while shown is made; taken before mu
+	showing sync.Mutex // held while shown is built; locked before mu
 }
 
 type listed struct {
@@ -52,8 +52,8 @@ type listed struct {
 	served     map[string]served // by model
 }
 
-// served is what an engine says of a model: its context length, 0 if its names differ in it,
-// and what its --model is, "" if unknown.
+// served is what an engine reports about a model: its context length in tokens, 0 if entries for its names disagree, and
+// the value of the engine's --model, "" if unknown.
 type served struct {
 	context int
 	base    string
@@ -258,7 +258,7 @@ func (f *Fleet) served(list []workers.Listed) map[string]served {
 	return out
 }
 
-// firstNamed returns the first in order of two names, of which "" is none.
+// firstNamed returns the alphabetically first of two names; "" stands for no name.
 func firstNamed(a, b string) string {
 	if a == "" || b != "" && b < a {
 		return b
@@ -266,8 +266,8 @@ func firstNamed(a, b string) string {
 	return a
 }
 
-// learnContexts gives each model the context length that all its engines name, and what their
-// --model is: of several the first in order. The caller holds the catalog's lock.
+// learnContexts sets each model's context length, if all its engines report the same, and the engines' --model, the
+// alphabetically first of several. The caller holds the catalog's lock.
 func (f *Fleet) learnContexts(models []*Model) {
 	all := map[string]served{}
 	for _, l := range f.catalog.listed {
@@ -319,8 +319,8 @@ func (f *Fleet) askAll(done chan struct{}) {
 	close(done)
 }
 
-// current drops the lists of workers that are gone or replaced: what has taken their place is asked when a name is missing. The
-// caller holds mu.
+// current drops the lists of workers that are gone or replaced, so that the next request for an unknown name queries the
+// workers again. The caller holds mu.
 func (c *catalog) current(v *View) {
 	maps.DeleteFunc(c.listed, func(name string, l listed) bool {
 		m := v.members[name]

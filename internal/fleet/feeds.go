@@ -39,10 +39,10 @@ type feeds struct {
 	snapshot sync.RWMutex
 	warmMu   sync.Mutex
 	warm     map[kvindex.Target]warmTarget
-	warmed   atomic.Int64 // targets taken from a peer's copy
+	warmed   atomic.Int64 // targets that were loaded from a peer's copy
 }
 
-// feedHandle is the feeds of one worker: one per rank, or a mark that relays push.
+// feedHandle holds the feeds of one worker: one per rank, none if relays push its events.
 type feedHandle struct {
 	feeds  *feeds
 	bySlot map[kvindex.Slot]*feed.Feed
@@ -195,7 +195,7 @@ func (h *feedHandle) stop() {
 		f.Close()
 	}
 	h.feeds.mu.Lock()
-	if h.feeds.running[h.sink.m.Name] == h { // not that of a process that has taken its place
+	if h.feeds.running[h.sink.m.Name] == h { // another one belongs to the worker's successor
 		delete(h.feeds.running, h.sink.m.Name) // from here on no relay is accepted
 	}
 	h.feeds.mu.Unlock()
@@ -244,7 +244,7 @@ func (s *sink) slot(t kvindex.Target) (slot kvindex.Slot, at int, ok bool) {
 	return 0, 0, false
 }
 
-// address is where a target's events come from: the ranks' ports count up, unless one poll serves all.
+// address is the endpoint of a target's events: that of its rank, or the worker's if one poll serves all ranks.
 func (s *sink) address(t kvindex.Target) string {
 	if _, at, ok := s.slot(t); ok {
 		if own, err := workers.RankEndpoint(s.m.Events.Endpoint, at); err == nil {

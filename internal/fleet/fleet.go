@@ -54,7 +54,7 @@ type Fleet struct {
 	otherBlocks atomic.Bool
 	comparing   chan struct{} // semaphore of tokenizer comparisons
 	catalog     catalog
-	doubts      doubts
+	mismatches  mismatches
 	listing     sync.WaitGroup // of askAll and askModels
 	listGate    chan struct{}  // semaphore of queries for models
 	listContext context.Context
@@ -75,7 +75,7 @@ func New(o Options) (*Fleet, error) {
 	f.listContext, f.listStop = context.WithCancel(context.Background())
 	f.catalog.listed = map[string]listed{}
 	f.catalog.asker = workers.NewAsker(listTimeout)
-	f.doubts.byWorker, f.doubts.next = map[string]map[string]doubt{}, map[string]*Member{}
+	f.mismatches.byWorker, f.mismatches.next = map[string]map[string]mismatch{}, map[string]*Member{}
 	f.view.Store(&View{members: map[string]*Member{}})
 	f.models.Store(newModelSet(o.Models))
 	f.Models = nil // SetModels replaces them, and their tokenizers are large
@@ -132,7 +132,7 @@ func (f *Fleet) setWorkers(list []workers.Worker) {
 			f.relabel(m)
 		}
 		next.enter(m)
-		asks := len(w.Models) > 0 || f.Config.Workers.Health.Every > 0 // without health checks Kvlane asks only for what is listed
+		asks := len(w.Models) > 0 || f.Config.Workers.Health.Every > 0 // without health checks only to verify a configured list
 		if before := old.members[w.Name]; asks && w.Ready && (before == nil || !before.Ready || before.Generation != w.Generation) {
 			f.checkModels(m)
 		}
@@ -142,9 +142,9 @@ func (f *Fleet) setWorkers(list []workers.Worker) {
 	for name := range old.members {
 		f.ForgetGone(name)
 	}
-	f.forgetDoubts(next)
+	f.forgetMismatches(next)
 	f.catalog.mu.Lock()
-	f.catalog.current(next) // so that the engines are asked for a name that only those listed which are gone
+	f.catalog.current(next) // a name that only removed workers listed is unknown now
 	f.tellRouter(next)
 	f.catalog.mu.Unlock()
 	f.compareAll(next)
@@ -209,8 +209,8 @@ func (f *Fleet) add(w workers.Worker) (*Member, error) {
 	return m, nil
 }
 
-// relabel follows a worker from the beginning if its blocks belong to another model than before. It serves meanwhile, and its
-// load stays.
+// relabel clears a worker's blocks and restarts its feed if the blocks belong to another model than before. The worker
+// keeps serving, and its load stays.
 func (f *Fleet) relabel(m *Member) {
 	model := f.cacheModel(m.Models)
 	if model == m.model {

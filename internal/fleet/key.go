@@ -22,8 +22,7 @@ func NewKey(i *config.Index) (key kvindex.Key, err error) {
 	return key, err
 }
 
-// Derived returns a secret that is made of the key for another use: replicas that share the key
-// share it.
+// Derived derives a secret for another use from the key. Replicas with the same key get the same secret.
 func Derived(key kvindex.Key, use string) [sha256.Size]byte {
 	return sha256.Sum256(append([]byte(use+"\x00"), key[:]...))
 }

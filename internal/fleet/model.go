@@ -22,7 +22,8 @@ type Model struct {
 	Engine shape.Engine
 	// Tokens makes the ids; nil where there is no tokenizer.
 	Tokens *shape.Model
-	// Refused is why the configured tokenizer could not be loaded, "" if it was. Away reports that another attempt may succeed.
+	// Refused is why the configured tokenizer could not be loaded, "" if it was loaded. Away reports that loading it again
+	// may succeed.
 	Refused string
 	Away    bool
 	// Remote makes ids where Tokens cannot; may be nil.
@@ -99,8 +100,8 @@ func newModelSet(list []*Model) *modelSet {
 	return s
 }
 
-// SetModels replaces the models. A request that is being decided keeps the one that it began with. New ones are compared with
-// the workers, as at the start. Workers whose blocks belong to another model now are followed from the beginning.
+// SetModels replaces the models. A request that is being decided keeps its model. New models are compared with the workers
+// as at the start. Workers whose blocks belong to another model now are cleared, and their feeds start anew.
 func (f *Fleet) SetModels(list []*Model) {
 	f.changing.Lock()
 	defer f.changing.Unlock()

@@ -95,7 +95,7 @@ func (f *Fleet) engineBlocks() func(kvindex.Slot) int {
 	return f.View().engineBlock
 }
 
-// Media returns what the index knows media by.
+// Media converts media of a prompt for the index, with the digests that feed makes of their identifiers.
 func Media(media []conv.Medium) []kvindex.Medium {
 	out := make([]kvindex.Medium, len(media))
 	for i, m := range media {

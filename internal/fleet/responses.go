@@ -16,12 +16,12 @@ import (
 
 // An engine keeps an answer of /v1/responses in the process that made it: only there can it be
 // continued (previous_response_id), read or cancelled. The engines (vLLM 0.32, SGLang, TensorRT-LLM)
-// name it by the body's request_id. Kvlane sets that to an id that tells which target has the
-// answer. No table is needed: any replica with the same index.key reads the id, also after a restart.
+// name it by the body's request_id. Kvlane sets that to an id that contains a hash of the target. So no
+// table is needed: any replica with the same index.key can read the id, also after a restart.
 //
-// The id is responseMark and in hex, sealed: 8 random bytes common to a conversation's answers, the prompt's length in
-// tokens (4 bytes) and a hash of the target's name (8 bytes). The tenant is authenticated, not contained. No client can
-// read an id, change it or make one.
+// The id is responseMark and, encrypted (AES-GCM) and in hex: 8 random bytes common to a conversation's answers, the
+// prompt's length in tokens (4 bytes) and a hash of the target's name (8 bytes). The tenant is the additional data, so an
+// id is valid for its tenant only. A client can neither read an id, nor change it, nor make one.
 const (
 	responseMark  = "resp_"
 	responseBytes = 20
@@ -43,7 +43,7 @@ func NewResponses(key kvindex.Key) (*Responses, error) {
 
 // Response is an answer that an engine may have stored.
 type Response struct {
-	Root   []byte // of its conversation
+	Root   []byte // identifies its conversation
 	Tokens int64  // of its prompt
 	Slot   kvindex.Slot
 	Pin    *routing.Pin // nil if its target is gone

@@ -42,9 +42,9 @@ func (f *Fleet) CopySecret() []byte {
 	return m.Sum(nil)
 }
 
-// DumpIndex writes a copy of the index with the cursors of the feeds. Every target's blocks
-// are those of whole batches up to its cursor: events wait while the copy is made;
-// decisions do not, but get no credit for the prompts that they send.
+// DumpIndex writes a copy of the index with the cursors of the feeds. Each target's blocks are the result of all
+// batches up to its cursor. Events wait while the copy is made. Decisions do not wait, but prompts that are sent in that
+// time get no speculative credit.
 func (f *Fleet) DumpIndex(w io.Writer) error {
 	f.feeds.snapshot.Lock()
 	defer f.feeds.snapshot.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Endpoint says where the target of a slot is reached. It must not be changed.
+// Endpoint is the address of a slot's target, and how requests select its rank. It must not be changed.
 type Endpoint struct {
 	Target  kvindex.Target
 	Member  *Member

@@ -20,46 +20,46 @@ import (
 // askModelsAgain is how soon a worker is asked again that does not list its models.
 const askModelsAgain = 15 * time.Second
 
-// doubts are differences between the configuration of workers and what their engines report,
-// by worker and reason (a metric label). A doubt belongs to one generation of the worker.
-type doubts struct {
+// mismatches are differences between the configuration of workers and what their engines report,
+// by worker and reason (a metric label). A mismatch belongs to one generation of the worker.
+type mismatches struct {
 	mu       sync.Mutex
-	byWorker map[string]map[string]doubt
+	byWorker map[string]map[string]mismatch
 	// next has the workers that askModels runs for, with the member that it is to ask next;
 	// nil for none.
 	next map[string]*Member
 }
 
-type doubt struct {
+type mismatch struct {
 	generation uint64
 	text       string
 }
 
-// doubt records a difference, or removes it if text is empty. It logs a new one.
-func (f *Fleet) doubt(m *Member, reason, text string) {
-	f.doubts.mu.Lock()
-	defer f.doubts.mu.Unlock()
-	all := f.doubts.byWorker[m.Name]
+// mismatch records a difference, or removes it if text is empty. It logs a new one.
+func (f *Fleet) mismatch(m *Member, reason, text string) {
+	f.mismatches.mu.Lock()
+	defer f.mismatches.mu.Unlock()
+	all := f.mismatches.byWorker[m.Name]
 	if text == "" {
 		delete(all, reason)
 		return
 	}
 	if all == nil {
-		all = map[string]doubt{}
-		f.doubts.byWorker[m.Name] = all
+		all = map[string]mismatch{}
+		f.mismatches.byWorker[m.Name] = all
 	}
-	next := doubt{m.Generation, observe.ClipTo(text, observe.MaxText)} // it has names that engines choose
+	next := mismatch{m.Generation, observe.ClipTo(text, observe.MaxText)} // it has names that engines choose
 	if all[reason] != next {
 		f.Log.Warn().Str("worker", m.Name).Str("address", m.Address).Str("reason", reason).Msg(next.text)
 	}
 	all[reason] = next
 }
 
-// forgetDoubts drops those of workers that have left.
-func (f *Fleet) forgetDoubts(v *View) {
-	f.doubts.mu.Lock()
-	defer f.doubts.mu.Unlock()
-	maps.DeleteFunc(f.doubts.byWorker, func(name string, _ map[string]doubt) bool { return v.members[name] == nil })
+// forgetMismatches drops those of workers that have left.
+func (f *Fleet) forgetMismatches(v *View) {
+	f.mismatches.mu.Lock()
+	defer f.mismatches.mu.Unlock()
+	maps.DeleteFunc(f.mismatches.byWorker, func(name string, _ map[string]mismatch) bool { return v.members[name] == nil })
 }
 
 // EngineCache compares what an engine reports about its cache with the configuration.
@@ -78,7 +78,7 @@ func (f *Fleet) EngineCache(worker string, c workers.EngineCache) {
 			text += "; start it with --enable-metrics"
 		}
 	}
-	f.doubt(m, "no_load_report", text)
+	f.mismatch(m, "no_load_report", text)
 	if c.BlockSize > 0 {
 		f.compareBlocks(m, c.BlockSize)
 	}
@@ -95,7 +95,7 @@ func (f *Fleet) comparePrefixCache(m *Member, off bool) {
 			text += " (without --disable-radix-cache)"
 		}
 	}
-	f.doubt(m, "prefix_caching_off", text)
+	f.mismatch(m, "prefix_caching_off", text)
 }
 
 func (f *Fleet) compareBlocks(m *Member, size int) {
@@ -106,7 +106,7 @@ func (f *Fleet) compareBlocks(m *Member, size int) {
 	case m.BlockSize > 0 && size != m.BlockSize:
 		text = fmt.Sprintf("the engine's blocks have %d tokens, the worker is configured with block_size %d: write block_size: %d, or leave it out", size, m.BlockSize, size)
 	}
-	f.doubt(m, "other_block_size", text)
+	f.mismatch(m, "other_block_size", text)
 }
 
 // compareRanks compares the n ranks that an engine has from first on with those of the configuration.
@@ -124,10 +124,10 @@ func (f *Fleet) compareRanks(m *Member, first, n int) {
 	case first != m.StartRank:
 		text = fmt.Sprintf("the engine's data-parallel ranks begin with %d, those of the worker with %d: KV events and load of other ranks are not used; write start_rank: %d", first, m.StartRank, first)
 	}
-	f.doubt(m, "other_ranks", text)
+	f.mismatch(m, "other_ranks", text)
 }
 
-// compareEngine looks whether a worker is the engine that its configuration names.
+// compareEngine compares a worker's engine with the one that its configuration names.
 func (f *Fleet) compareEngine(m *Member, list []workers.Listed) {
 	kind, text := "", ""
 	for i := range list {
@@ -136,7 +136,7 @@ func (f *Fleet) compareEngine(m *Member, list []workers.Listed) {
 	if kind != "" && kind != m.Engine {
 		text = fmt.Sprintf("the engine is %[1]s, the worker is configured as %s: its prompts, ranks and load are taken for those of the wrong engine; write engine: %[1]s, here and in models", kind, m.Engine)
 	}
-	f.doubt(m, "other_engine", text)
+	f.mismatch(m, "other_engine", text)
 	if text != "" || kind != "sglang" {
 		return
 	}
@@ -147,7 +147,7 @@ func (f *Fleet) compareEngine(m *Member, list []workers.Listed) {
 	}
 }
 
-// checkMember looks for what a worker lacks. It returns without waiting for the engine.
+// checkMember records mismatches between a worker's configuration and that of the models. It does not query the engine.
 func (f *Fleet) checkMember(m *Member) {
 	exact := false
 	var others []string
@@ -164,28 +164,28 @@ func (f *Fleet) checkMember(m *Member) {
 	if len(others) > 0 {
 		text = fmt.Sprintf("models[].engine of %[1]s differs from the worker's, %[2]s: ids are made as for another engine and never compared; write engine: %[2]s there, too", strings.Join(others, ", "), m.Engine)
 	}
-	f.doubt(m, "model_of_other_engine", text)
-	text = "" // none any more, if the models have changed
+	f.mismatch(m, "model_of_other_engine", text)
+	text = "" // removes an earlier warning, if the models have changed
 	if m.Events.Endpoint == "" && exact {
 		text = "no events.endpoint: what the engine caches is predicted from prompts sent there; start it with KV events and name their endpoint"
 	}
-	f.doubt(m, "no_events", text)
+	f.mismatch(m, "no_events", text)
 	known := f.models.Load().byName
 	unknown := slices.DeleteFunc(slices.Clone(m.Models), func(name string) bool { return known[name] != nil })
 	text = ""
 	if len(known) > 0 && len(unknown) > 0 {
 		text = "no entry of models is called " + strings.Join(unknown, ", ") + ", which the worker lists: such requests are routed by load; write an entry"
 	}
-	f.doubt(m, "unknown_model", text)
+	f.mismatch(m, "unknown_model", text)
 }
 
 // checkModels asks a worker that has become ready for its models, until they include those
 // that its configuration lists. It returns without waiting for the engine.
 func (f *Fleet) checkModels(m *Member) {
-	f.doubts.mu.Lock()
-	defer f.doubts.mu.Unlock()
-	_, runs := f.doubts.next[m.Name]
-	f.doubts.next[m.Name] = m
+	f.mismatches.mu.Lock()
+	defer f.mismatches.mu.Unlock()
+	_, runs := f.mismatches.next[m.Name]
+	f.mismatches.next[m.Name] = m
 	if !runs {
 		f.listing.Go(func() { f.askModels(m.Name) })
 	}
@@ -193,12 +193,12 @@ func (f *Fleet) checkModels(m *Member) {
 
 // nextCheck returns the member to ask, nil if askModels shall end.
 func (f *Fleet) nextCheck(name string) *Member {
-	f.doubts.mu.Lock()
-	defer f.doubts.mu.Unlock()
-	m := f.doubts.next[name]
-	f.doubts.next[name] = nil
+	f.mismatches.mu.Lock()
+	defer f.mismatches.mu.Unlock()
+	m := f.mismatches.next[name]
+	f.mismatches.next[name] = nil
 	if m == nil {
-		delete(f.doubts.next, name)
+		delete(f.mismatches.next, name)
 	}
 	return m
 }
@@ -216,14 +216,14 @@ func (f *Fleet) askModels(name string) {
 		f.catalog.mu.Unlock()
 		missing := slices.DeleteFunc(slices.Clone(m.Models), func(name string) bool { return slices.Contains(names, name) })
 		if err != nil || len(missing) == 0 {
-			f.doubt(m, "other_models", "")
+			f.mismatch(m, "other_models", "")
 			continue
 		}
 		served, advice := strings.Join(names[:min(len(names), 8)], ", "), "what it serves"
 		if len(names) <= 8 {
 			advice = "models: [" + served + "]"
 		}
-		f.doubt(m, "other_models", fmt.Sprintf("the engine does not serve %[1]s, which the worker lists; it serves %[2]s: requests for %[1]s fail there; write %[3]s",
+		f.mismatch(m, "other_models", fmt.Sprintf("the engine does not serve %[1]s, which the worker lists; it serves %[2]s: requests for %[1]s fail there; write %[3]s",
 			strings.Join(missing, ", "), served, advice))
 		again, cancel := context.WithTimeout(f.listContext, askModelsAgain)
 		<-again.Done()
@@ -250,20 +250,20 @@ func (f *Fleet) Warnings() []observe.Warning {
 			add(m.Name, "not_ready", "not ready at %s: %s", m.Address, m.Reason)
 		}
 	}
-	f.doubts.mu.Lock()
-	for worker, all := range f.doubts.byWorker {
+	f.mismatches.mu.Lock()
+	for worker, all := range f.mismatches.byWorker {
 		for reason, d := range all {
 			m := v.members[worker]
 			if m == nil || m.Generation != d.generation {
 				continue
 			}
-			// A name that is wrong on the worker is not one to write an entry for.
+			// With other_models the worker's list itself is wrong: an entry for it would not help.
 			if other, ok := all["other_models"]; reason != "unknown_model" || !ok || other.generation != d.generation {
 				add(worker, reason, "%s", d.text)
 			}
 		}
 	}
-	f.doubts.mu.Unlock()
+	f.mismatches.mu.Unlock()
 	f.feedWarnings(v, add)
 	for _, s := range f.models.Load().list {
 		switch {
@@ -286,7 +286,7 @@ func (f *Fleet) Warnings() []observe.Warning {
 	return out
 }
 
-// feedWarnings adds why less is known of workers' caches than they are configured to tell.
+// feedWarnings adds a warning for each feed that delivers less than is configured.
 func (f *Fleet) feedWarnings(v *View, add func(worker, reason, format string, args ...any)) {
 	for _, s := range f.FeedStatus() {
 		m := v.members[s.Worker]

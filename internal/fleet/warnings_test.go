@@ -29,10 +29,10 @@ func TestTextsOfEnginesAreBounded(t *testing.T) {
 	f.SetWorkers([]workers.Worker{down})
 	m := f.View().members["a"]
 	for range 2 { // the second is the same and not logged
-		f.doubt(m, "other_models", long)
+		f.mismatch(m, "other_models", long)
 	}
 	(&sink{fleet: f, m: m}).Warn(kvindex.Target{Worker: "a"}, feed.WrongRank, long)
-	f.doubt(m, "no_events", "short")
+	f.mismatch(m, "no_events", "short")
 	if n, lines := log.Len(), bytes.Count(log.Bytes(), []byte("\n")); lines != 3 || n > 3*(observe.MaxText+512) {
 		t.Errorf("got a log of %d bytes in %d lines, want 3 short ones", n, lines)
 	}

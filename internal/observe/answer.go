@@ -54,14 +54,14 @@ func (a *answers) of(model string) *modelSeries {
 		a.input.WithLabelValues(name), a.cached.WithLabelValues(name), a.output.WithLabelValues(name),
 		a.targets.WithLabelValues(name, "met"), a.targets.WithLabelValues(name, "missed")}
 	if model != "" {
-		model = name // the model's memory is the request's
+		model = name // a copy: model shares memory with the request
 	}
 	a.byModel[model] = s
 	return s
 }
 
-// Expected is what was predicted for an answer when its request was placed, at From, and the
-// target for its first token, which counts from the request's arrival. 0 is none.
+// Expected is what was predicted for an answer when its request was placed, at From. Target is the request's target for
+// the time from its arrival to the first token. 0 stands for no prediction and no target.
 type Expected struct {
 	From                    time.Time
 	First, PerToken, Target time.Duration
@@ -121,7 +121,7 @@ func (a *Answer) Usage(input, cached, output int64) {
 	}
 }
 
-// Output is the number of output tokens that the engine has reported; 0 or less: none yet.
+// Output is the number of output tokens that the engine has reported, 0 or less while it has reported none.
 func (a *Answer) Output() int64 { return a.output }
 
 // End records the end of the answer.

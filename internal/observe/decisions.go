@@ -59,10 +59,10 @@ type Entry struct {
 	Stages      []StageTime          `json:"stages"`
 	Shadows     []Shadow             `json:"shadows,omitempty"`
 	Explanation *routing.Explanation `json:"explanation,omitempty"`
-	// Recorded is the decision with the router's state, for running it again offline.
+	// Recorded is the decision with the router's state before it, for Decision.Rerun; nil if it was not recorded.
 	Recorded *routing.Decision `json:"-"`
 
-	// HashIDs names each TraceBlock tokens of the prompt with all before them, for traces. They are keyed hashes.
+	// HashIDs are keyed hashes for traces: the i-th is of the prompt's first (i+1)*TraceBlock tokens.
 	HashIDs []uint64 `json:"-"`
 
 	room [8]StageTime // backing array of Stages
@@ -77,7 +77,7 @@ type Entry struct {
 type Shadow struct {
 	Policy string `json:"policy"`
 	Target string `json:"target"`
-	// Miss is the uncached tokens of the prompt there, Queue the tokens queued before it.
+	// Miss is the uncached tokens of the prompt on Target, Queue the tokens queued there before it.
 	Miss  int64 `json:"miss_tokens"`
 	Queue int64 `json:"queued_tokens"`
 }

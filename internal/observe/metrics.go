@@ -221,7 +221,7 @@ func Logger(w io.Writer, level string) (zerolog.Logger, error) {
 	if err != nil {
 		return zerolog.Nop(), err
 	}
-	if Terminal(w) { // texts of others may be in messages; other values are quoted by zerolog
+	if Terminal(w) { // zerolog quotes values but not messages, which may contain texts of clients and engines
 		w = zerolog.ConsoleWriter{Out: w, TimeFormat: "15:04:05.000", TimeLocation: time.UTC, FormatMessage: func(text any) string { return inLine(fmt.Sprint(text)) }}
 	}
 	at := zerolog.HookFunc(func(e *zerolog.Event, _ zerolog.Level, _ string) {

@@ -27,7 +27,7 @@ const maxRecorded = 100
 //	GET  /debug/stream?n=50           the last decisions and those to come, as server-sent events; with hashes=true for a trace
 type Pages struct {
 	Decisions *Decisions
-	// Record has the next n decisions recorded with the router's state.
+	// Record makes the next n decisions be recorded with the router's state.
 	Record func(n int)
 	// Index and Workers read the state as of now. They are called concurrently.
 	Index   func() IndexPage
@@ -111,7 +111,8 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_ = e.Encode(v) //nolint:errchkjson // the client left
 }
 
-// countParam returns the parameter n of a request. It answers one that is not a number from least to most.
+// countParam returns the parameter n of a request, absent if there is none. Unless n is a number from least to most, it
+// answers the request with 400 and returns false.
 func countParam(w http.ResponseWriter, r *http.Request, absent, least, most int) (n int, ok bool) {
 	text := r.URL.Query().Get("n")
 	if text == "" {
@@ -133,7 +134,7 @@ func (p *Pages) decisions(w http.ResponseWriter, r *http.Request) {
 	p.show(w, r, list, list)
 }
 
-// show writes entries as text for people, with the warnings of now, or v as JSON.
+// show writes the entries as text, with the current warnings, if the request accepts text, and v as JSON otherwise.
 func (p *Pages) show(w http.ResponseWriter, r *http.Request, list []*Entry, v any) {
 	if !wantsText(r) {
 		writeJSON(w, v)
@@ -153,7 +154,7 @@ func (p *Pages) show(w http.ResponseWriter, r *http.Request, list []*Entry, v an
 
 func wantsText(r *http.Request) bool { return strings.Contains(r.Header.Get("Accept"), "text/plain") }
 
-// of serves the decision that a request names.
+// of returns a handler that calls serve with the decision that the request's path names, or answers 404.
 func (p *Pages) of(serve func(http.ResponseWriter, *http.Request, *Entry)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if e := p.Decisions.Find(r.PathValue("id")); e != nil {

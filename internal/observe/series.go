@@ -109,8 +109,8 @@ func (emit Emit) Tokenizer(model, worker, state string) {
 		"model", model, "worker", worker, "state", state)
 }
 
-// Index emits the index's sizes and counts. warmed is the number of targets taken from a
-// peer's copy at the start.
+// Index emits the index's sizes and counts. warmed is the number of targets that were loaded from another replica's copy
+// of the index at the start.
 func (emit Emit) Index(s kvindex.Stats, warmed int64) {
 	for _, m := range []struct {
 		name, help string

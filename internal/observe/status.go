@@ -45,7 +45,7 @@ type WorkerStatus struct {
 	Tokenizer string `json:"tokenizer,omitempty"`
 	// RemovalCost is what the fleet would compute anew without the worker, in tokens: its running
 	// prompts, its cached blocks in the device's memory, and 1,000 for each conversation that is
-	// bound to it. The least marks the worker to take away.
+	// bound to it. The worker with the lowest cost is the best one to remove.
 	RemovalCost int64        `json:"removal_cost_tokens"`
 	Ranks       []RankStatus `json:"ranks"`
 }
@@ -126,13 +126,13 @@ type Row struct {
 	Prefill       string    `json:"prefill,omitempty"`
 	PromptTokens  int64     `json:"prompt_tokens"`
 	MatchedTokens int64     `json:"matched_tokens"`
-	// CachedTokens is what the engine reports, nil as long as it does not.
+	// CachedTokens is what the engine reports, nil until it does.
 	CachedTokens *int64  `json:"cached_tokens,omitempty"`
 	Status       int     `json:"status,omitempty"`
 	Reason       string  `json:"reason,omitempty"`
 	Degraded     string  `json:"degraded,omitempty"`
 	Waited       float64 `json:"waited_seconds,omitempty"`
-	// Decision leaves out the wait for capacity and the prefill leg.
+	// Decision is the time of the decision without the wait for capacity and the prefill leg.
 	Decision float64 `json:"decision_seconds"`
 	Duration float64 `json:"duration_seconds,omitempty"`
 	Ended    bool    `json:"ended"`
@@ -167,7 +167,7 @@ const (
 	// one of them each time: of more, the newest are sent.
 	maxStreams  = 32
 	maxStreamed = 200
-	// maxRunning bounds the requests of which a reader is told the end.
+	// maxRunning bounds the open requests whose end is still to be sent to a reader.
 	maxRunning = 2000
 	// streamAlive is the longest silence of a stream, streamPatience how long a reader may
 	// take to read.

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds in bytes of the texts kept by the decision log and the tickets: of a text from a
-// client, and of a text about a request, which may quote the client.
+// Bounds in bytes of texts in the decision log and in tickets: MaxClient of a text from a client, MaxText of one that
+// may quote a client.
 const (
 	MaxClient = 256
 	MaxText   = 1024

@@ -47,7 +47,7 @@ func NewTracer(ctx context.Context, version string, log zerolog.Logger) (*Tracer
 	if endpoint == "" || os.Getenv("OTEL_SDK_DISABLED") == "true" || os.Getenv("OTEL_TRACES_EXPORTER") == "none" {
 		return nil, nil
 	}
-	// To the SDK "collector:4318" is a URL without a host: it would drop every span.
+	// The SDK takes "collector:4318" for a URL without a host and would drop every span.
 	u, err := url.Parse(strings.TrimSpace(endpoint))
 	if err != nil || u.Host == "" && u.Scheme != "unix" || !slices.Contains([]string{"http", "https", "unix"}, strings.ToLower(u.Scheme)) {
 		return nil, fmt.Errorf("%s=%s: want a URL such as http://collector:4318", name, endpoint)

@@ -159,7 +159,7 @@ func (a *Asker) Models(ctx context.Context, url string) ([]Listed, error) {
 	return list, nil
 }
 
-// question returns nil and no error if the engine does not have the page.
+// question gets a page of an engine. It returns nil and no error if the engine does not have the page.
 func (a *Asker) question(ctx context.Context, url string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -187,7 +187,7 @@ var errOther = errors.New("not the answer of an engine")
 // owners maps owned_by in /v1/models to the engine's name.
 var owners = map[string]string{"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
 
-// listOf leaves out models whose name is longer than maxListed.
+// listOf reads a list of models. It leaves out models whose name is longer than maxListed bytes.
 func listOf(body []byte) (list []Listed, err error) {
 	var said struct {
 		Data json.RawMessage `json:"data"`

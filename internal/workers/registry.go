@@ -101,17 +101,17 @@ type Registry struct {
 	stuck      map[string]trouble
 	generation uint64
 	notify     chan struct{}
-	untold     int // changes for which OnChange has not returned yet
+	untold     int // number of changes for which OnChange has not returned yet
 }
 
-// trouble is why a source's list is not what it says now.
+// trouble is why a source could not be read, so that its last list stays.
 type trouble struct {
 	text   string
 	logged time.Time
 }
 
-// source records why the list of a source cannot be had, or with a nil error that it can. It logs the first failure in a row,
-// then at most one a minute.
+// source records that a source could not be read (text, err) or, with a nil error, that it could. It logs the first failure in
+// a row, then at most one a minute.
 func (r *Registry) source(name, text string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -144,14 +144,14 @@ type tracked struct {
 	worker   Worker
 	failures int
 	checked  bool
-	again    bool      // the first check was too short, another one runs
+	again    bool      // the first check, with its short timeout, timed out; another one runs
 	warned   time.Time // of the last failed check
 	cache    EngineCache
 	reported time.Time // of the last call of OnCache: a page that alternates cannot fill the log
 	down     string    // why the checks consider it not ready, "" if they do not
 	cancel   context.CancelFunc
 	kick     chan struct{}
-	told     bool          // OnChange has had it as ready
+	told     bool          // OnChange was last called with it as ready
 	first    chan struct{} // it has become ready: its load is read immediately
 }
 
@@ -331,9 +331,9 @@ func (r *Registry) announce() {
 	})
 }
 
-// Paced calls do after a signal, until ctx ends. Afterwards it rests nine times as long as do took,
-// at most for a second, so that a large fleet that changes all the time takes a tenth of a
-// processor. Signals that come meanwhile are one.
+// Paced calls do for each signal of due, until ctx ends. After a call it pauses for nine times the time
+// that do took, at most a second, so that a large fleet that changes constantly uses a tenth of a
+// processor. Signals during that time are combined into one, if due has a buffer of one.
 func Paced(ctx context.Context, due <-chan struct{}, do func()) {
 	rest := time.NewTimer(0)
 	defer rest.Stop()
@@ -394,8 +394,8 @@ func (r *Registry) watch(ctx context.Context, t *tracked) {
 	}
 }
 
-// slots spread the workers of a fleet over an interval. Those of one slot have their turns at the same time,
-// health and load one after the other: most of what a turn costs is to wake up for it.
+// slots is the number of points in an interval over which the workers of a fleet are spread. Workers of one slot are checked
+// at the same time, and a worker's health and load right after each other, because waking up is most of the cost.
 const slots = 10
 
 var started = time.Now()
@@ -426,7 +426,8 @@ func (t turns) until(now time.Duration) time.Duration {
 	return t.every - (now+t.every-t.phase)%t.every
 }
 
-// check checks a worker. With early its time was short: check then reports whether it did not suffice.
+// check checks a worker's health. early reports that p has the shorter first timeout; check then returns whether the check
+// timed out.
 func (r *Registry) check(ctx context.Context, t *tracked, p *prober, early bool) (again bool) {
 	r.mu.Lock()
 	address := t.entry.Address

@@ -65,7 +65,7 @@ type pool struct {
 	endWatch context.CancelFunc
 	watching string // selector
 
-	// due reports that publish waits for the lock: it will see all changes made before.
+	// due reports that a call of publish waits for the lock: it will publish all changes made before.
 	due atomic.Bool
 
 	// The rest is guarded by src.mu.
@@ -100,7 +100,7 @@ type endpoint struct {
 type question struct {
 	facts  *workers.Facts // nil until answered
 	cancel context.CancelFunc
-	now    chan struct{} // the pod is ready: the engine can answer now
+	now    chan struct{} // signals that the pod is ready, so that the engine can answer
 }
 
 const (

@@ -188,10 +188,9 @@ func read(k *config.Kubernetes, p *Pod) (role string, said map[string]string, pr
 	return role, said, problems
 }
 
-// foreign finds event endpoints and hosts of connectors that a pod names at other addresses than
-// its own. The configuration may name any host; a pod, whose author need not be an operator of
-// ours, and an engine may name only their own address. Otherwise they could make us, or other engines, connect to
-// other hosts, or claim the events of another engine.
+// foreign finds event endpoints and connector hosts of a pod that are not at its own address. Only the configuration may
+// name other hosts: a pod, whose author need not operate Kvlane, or an engine could otherwise make Kvlane or other engines
+// connect to any host, or claim another engine's events.
 func foreign(k *config.Kubernetes, p *Pod, w *config.Worker, said map[string]string) []config.Problem {
 	var out []config.Problem
 	for _, e := range []struct{ hint, path, value string }{{"events", "events.endpoint", w.Events.Endpoint}, {"replay", "events.replay", w.Events.Replay}} {
