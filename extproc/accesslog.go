@@ -42,14 +42,14 @@ func (a *accessLog) entry(e *accesslogv3.HTTPAccessLogEntry) {
 	switch c.GetAccessLogType() {
 	case accesslogv3.AccessLogType_NotSet, accesslogv3.AccessLogType_DownstreamEnd:
 	default:
-		return // periodic and other entries before the end
+		return // an entry from before the end of the request, such as a periodic one
 	}
 	id := e.GetRequest().GetRequestId()
 	if id == "" {
 		return
 	}
 	f, o := a.srv.tracker.find(a.srv.tracker.hash(id)), outcomeOf(e)
-	// A refusal before there was an upstream does not count: the flight may be of another request with the same id.
+	// A refusal before an upstream was chosen does not count: the flight may belong to another request with the same id.
 	refused := o.Upstream == "" && (o.Status/100 == 4 || strings.HasPrefix(o.Details, "kvlane_"))
 	if f != nil && !refused && f.setOutcome(o) {
 		a.srv.tracker.remove(f)

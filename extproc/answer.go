@@ -43,8 +43,8 @@ var cleared = func() *answer {
 	return e.finish()
 }()
 
-// windowGrant lifts the limit of a data plane with application-level flow control: we read
-// promptly and bound bodies ourselves.
+// windowGrant is a flow-control window that a data plane never uses up. The server needs no window: it reads promptly and
+// bounds bodies itself.
 const windowGrant = 1 << 40
 
 var windowUpdate = func() *answer {

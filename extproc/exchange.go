@@ -72,7 +72,7 @@ type exchange struct {
 	begun  bool           // response headers or a piece of its body have arrived
 	token  bool           // the first response chunk has been seen
 	edits  bool           // the response body is shown to the ticket for changes
-	holds  bool           // the ticket holds back bytes of it
+	holds  bool           // the ticket holds back bytes of the response body
 	closed bool
 }
 
@@ -91,7 +91,7 @@ type frame struct {
 	piece
 }
 
-// mode is the exchange's label in metrics.
+// mode is the mode by which metrics label the exchange.
 func (x *exchange) mode() Mode {
 	if x.observer {
 		return ModeObserve
@@ -447,7 +447,8 @@ func (x *exchange) decided(d Decision) error {
 	return nil
 }
 
-// follow makes the flight known. Of two open requests with one id the second gets its own: reports of one would count for the other.
+// follow registers the flight by its request id. If an open request has the same id, this one gets a new id: otherwise
+// the access log entry of one would be attributed to the other.
 func (x *exchange) follow(d *Decision) {
 	if x.srv.tracker.add(x.flight) || !x.view.seen || x.pending.kind == KindRequestTrailers || d.requestID("") != "" {
 		return
@@ -485,14 +486,14 @@ func (x *exchange) join() {
 	x.srv.bodies.replace(&x.held, joined)
 }
 
-// extension extends Envoy's message timeout once, if the decision takes long while the handler
+// extension asks Envoy once for a longer message timeout, if the decision takes longer than ExtendAfter while the handler
 // holds the request (Request.Hold).
 type extension struct {
 	mu               sync.Mutex
 	timer            *time.Timer // nil if nothing is to be extended
 	send             func(*answer) error
 	timeout          time.Duration
-	late, held, done bool // done: sent, or too late to send
+	late, held, done bool // done: sent, or the decision is made
 }
 
 func (e *extension) start(x *exchange) {
@@ -525,7 +526,7 @@ func (e *extension) extend() {
 	_ = e.send(extendTimeout(e.timeout)) // the next send reports a broken stream
 }
 
-// stop ends it: nothing is sent afterwards.
+// stop ends the extension: nothing is sent afterwards.
 func (e *extension) stop() {
 	if e.timer != nil {
 		e.timer.Stop()

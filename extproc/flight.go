@@ -18,13 +18,14 @@ type flight struct {
 	panicked func(value any, stack []byte)
 
 	mu sync.Mutex
-	// Invariant: ended is set before End is called, and never reset. It is read without the lock, too: tickets may take long.
+	// Invariant: ended is set before End is called, and never reset. It is atomic because it is also read without mu, which is
+	// held while the ticket's methods run.
 	ended   atomic.Bool
-	tokened bool // FirstToken was called
-	here    bool // we respond, not a worker
-	late    time.Time
-	outcome *Outcome // arrived before the end
-	told    bool     // Outcome was called
+	tokened bool      // FirstToken was called
+	here    bool      // the response comes from this server, not from a worker
+	late    time.Time // of a first token that was seen after the end
+	outcome *Outcome  // arrived before the end
+	told    bool      // Outcome was called
 }
 
 // guard calls f and recovers a panic in it.

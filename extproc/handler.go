@@ -108,8 +108,8 @@ type Decision struct {
 	Ticket Ticket
 }
 
-// Wait is a decision that is not made yet. A request that waits in this way, and not inside of Decide,
-// needs no deep stack: the goroutine of its stream has returned from all that was called.
+// Wait is a decision that is not made yet. A request that waits by it rather than inside Decide costs less memory: its
+// goroutine has returned from Decide, so that its stack is small.
 type Wait struct {
 	// Ready is closed when the decision can be made.
 	Ready <-chan struct{}
@@ -117,7 +117,8 @@ type Wait struct {
 	Resume func() Decision
 }
 
-// Await returns d, or what it becomes after its Wait: for handlers that wrap another one, and outside of a server.
+// Await returns d, or the decision that follows once its Wait is over. It is for handlers that wrap another handler, and for
+// use outside of a server.
 func Await(ctx context.Context, d Decision) Decision {
 	for d.Wait != nil {
 		select {

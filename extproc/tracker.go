@@ -59,7 +59,7 @@ func (t *tracker) add(f *flight) bool {
 	return free
 }
 
-// find returns the flight of a request, nil if it has none, and counts a request that never came here.
+// find returns the flight of a request, nil if it has none. It counts a request that this server did not receive.
 func (t *tracker) find(id requestHash) *flight {
 	t.mu.Lock()
 	f := t.byID[id]
