@@ -19,7 +19,7 @@ type applier struct {
 	replay func(Action)
 	// targets are the targets that events have arrived for, oldest first.
 	targets []kvindex.Target
-	tally   *tally
+	counters   *counters
 	removed []kvindex.EngineHash // scratch space of part
 }
 
@@ -30,8 +30,8 @@ type batchDecoder interface {
 	HashRefused() (algo string, refused bool)
 }
 
-// tally holds the counters of a source, which its appliers share.
-type tally struct {
+// counters holds the counters of a source, which its appliers share.
+type counters struct {
 	events, blocks   uint64
 	dropped          map[Reason]uint64
 	connects, errors uint64
@@ -40,10 +40,10 @@ type tally struct {
 	warned           map[Reason]bool
 }
 
-func newTally() *tally { return &tally{dropped: map[Reason]uint64{}, warned: map[Reason]bool{}} }
+func newCounters() *counters { return &counters{dropped: map[Reason]uint64{}, warned: map[Reason]bool{}} }
 
 // status returns a copy of the counters.
-func (t *tally) status(worker string) Status {
+func (t *counters) status(worker string) Status {
 	return Status{
 		Worker: worker, Events: t.events, Blocks: t.blocks, Dropped: maps.Clone(t.dropped),
 		Connects: t.connects, Errors: t.errors, LastError: t.lastError, BlockSize: t.blockSize,
@@ -51,7 +51,7 @@ func (t *tally) status(worker string) Status {
 }
 
 // note keeps the beginning of an error, which may quote what an engine sent.
-func (t *tally) note(err error) { t.lastError = fmt.Sprintf("%.512s", err) }
+func (t *counters) note(err error) { t.lastError = fmt.Sprintf("%.512s", err) }
 
 // base returns the target of batches that carry no rank.
 func (a *applier) base() kvindex.Target {
@@ -99,10 +99,10 @@ func (a *applier) enter(s State, why Reason) {
 
 // warnOnce sends a warning unless one with this reason was sent before. It reports whether it sent one.
 func (a *applier) warnOnce(t kvindex.Target, why Reason, detail string) bool {
-	if a.tally.warned[why] {
+	if a.counters.warned[why] {
 		return false
 	}
-	a.tally.warned[why] = true
+	a.counters.warned[why] = true
 	a.sink.Warn(t, why, detail)
 	return true
 }
@@ -138,9 +138,9 @@ func (a *applier) apply(payload []byte, c Cursor) {
 	if err != nil {
 		// A malformed event that ends its batch is already counted.
 		if !malformed {
-			a.tally.dropped[Malformed]++
+			a.counters.dropped[Malformed]++
 		}
-		a.tally.note(err)
+		a.counters.note(err)
 		a.warnOnce(t, Malformed, err.Error())
 	}
 	a.part(t, b, c)
@@ -152,7 +152,7 @@ func (b *Batch) malformed() bool {
 
 func (a *applier) part(t kvindex.Target, b *Batch, c Cursor) {
 	for _, d := range b.Dropped {
-		a.tally.dropped[d.Reason] += uint64(d.Count)
+		a.counters.dropped[d.Reason] += uint64(d.Count)
 	}
 	if slices.ContainsFunc(b.Dropped, func(d Drop) bool { return d.Reason == Misaligned }) {
 		a.warnOnce(t, Misaligned, "stored blocks whose tokens do not fill them: the block size in the engine's events is not the one that it works with")
@@ -163,7 +163,7 @@ func (a *applier) part(t kvindex.Target, b *Batch, c Cursor) {
 	a.see(t)
 	for i := range b.Events {
 		if ev := &b.Events[i]; ev.Kind == kvindex.Stored && ev.BlockSize != 0 && ev.Window == 0 && !a.checkBlockSize(t, ev.BlockSize) {
-			a.tally.dropped[WrongBlockSize]++
+			a.counters.dropped[WrongBlockSize]++
 			ev.Kind = 0
 		}
 	}
@@ -187,15 +187,15 @@ func (a *applier) part(t kvindex.Target, b *Batch, c Cursor) {
 			ev.Hashes = a.removed
 		}
 		if err := a.sink.Apply(t, ev); err != nil {
-			a.tally.dropped[refused(err)] += n
-			a.tally.note(err)
+			a.counters.dropped[refused(err)] += n
+			a.counters.note(err)
 			if errors.Is(err, kvindex.ErrBlockSize) {
 				a.warnOnce(t, WrongBlockSize, fmt.Sprintf("engine's blocks of %d tokens: %v; its events are refused", ev.BlockSize, err))
 			}
 			continue
 		}
-		a.tally.events += n
-		a.tally.blocks += uint64(len(ev.Hashes))
+		a.counters.events += n
+		a.counters.blocks += uint64(len(ev.Hashes))
 	}
 }
 
@@ -237,7 +237,7 @@ const maxRanks = 1024
 
 // wrongRank counts a batch of a rank that is not followed.
 func (a *applier) wrongRank(rank int32) {
-	a.tally.dropped[WrongRank]++
+	a.counters.dropped[WrongRank]++
 	a.warnOnce(a.base(), WrongRank, fmt.Sprintf("batches name rank %d, the feed is configured for rank %d", rank, a.src.Rank))
 }
 
@@ -256,10 +256,10 @@ func (a *applier) see(t kvindex.Target) {
 // checkBlockSize compares an event's block size with the configured and the previous one. A different size that is a
 // divisor or a multiple is accepted with one warning; any other size is rejected with a warning.
 func (a *applier) checkBlockSize(t kvindex.Target, size int) bool {
-	if last := a.tally.blockSize; last != 0 && last != size {
+	if last := a.counters.blockSize; last != 0 && last != size {
 		a.warnOnce(t, BlockSizeChanged, fmt.Sprintf("block size changed from %d to %d", last, size))
 	}
-	a.tally.blockSize = size
+	a.counters.blockSize = size
 	want := a.src.BlockSize
 	if want == 0 || want == size {
 		return true

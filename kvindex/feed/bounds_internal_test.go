@@ -133,7 +133,7 @@ func TestAllPartsAreApplied(t *testing.T) {
 			t.Fatal("got no batch")
 		}
 	}
-	if got := p.a.tally.events; got != 2*n || len(p.Dropped()) > 0 {
+	if got := p.a.counters.events; got != 2*n || len(p.Dropped()) > 0 {
 		t.Errorf("got %d events, %v dropped, want %d", got, p.Dropped(), 2*n)
 	}
 	parts, known := sink.parts, sink.known
@@ -175,7 +175,7 @@ func TestAFaultCountsTheSameInParts(t *testing.T) {
 			if !p.Message([][]byte{nil, make([]byte, 8), payload}) {
 				t.Fatalf("%s: got no batch", name)
 			}
-			got, dropped, fault := p.a.tally.events, p.Dropped(), p.a.tally.lastError
+			got, dropped, fault := p.a.counters.events, p.Dropped(), p.a.counters.lastError
 			if want := uint64(n) + c.more; got != want || dropped[Malformed] != c.malformed || dropped[WrongRank] != c.wrongRank ||
 				!strings.Contains(fault, c.fault) || (fault == "") != (c.fault == "") {
 				t.Errorf("%s: got %d events, dropped %v, error %q; want %d events, %d malformed, %d of a wrong rank, error %q", name, got, dropped, fault,
@@ -245,7 +245,7 @@ func TestALongErrorIsClipped(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got := feed.tally.lastError
+	got := feed.counters.lastError
 	if len(got) > 512 || !strings.Contains(got, "zzz") {
 		t.Errorf("got an error of %d bytes, want its first 512: %.100q", len(got), got)
 	}

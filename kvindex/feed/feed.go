@@ -28,7 +28,7 @@ type Feed struct {
 	machine *Machine  // of a ZMQ source
 	main    *applier
 	byRank  map[int32]*applier // of a polled source
-	tally   *tally
+	counters   *counters
 	warned  time.Time // about a failed connection
 	closed  bool
 	replays sync.WaitGroup
@@ -43,13 +43,13 @@ func Start(ctx context.Context, src Source, sink Sink) (*Feed, error) {
 	}
 	src.setDefaults()
 	ctx, cancel := context.WithCancel(ctx)
-	f := &Feed{src: src, cancel: cancel, done: make(chan struct{}), poke: make(chan struct{}, 1), tally: newTally(), byRank: map[int32]*applier{}, stopReplay: func() {}}
+	f := &Feed{src: src, cancel: cancel, done: make(chan struct{}), poke: make(chan struct{}, 1), counters: newCounters(), byRank: map[int32]*applier{}, stopReplay: func() {}}
 	f.room.L = &f.mu
 	src.Machine.Replay = src.Replay != ""
 	src.Machine.Polled = src.PollURL != ""
 	f.src.Machine = src.Machine
 	f.machine = NewMachine(src.Machine)
-	f.main = &applier{src: &f.src, dec: NewDecoder(src.Engine, src.BlockSize), sink: sink, machine: f.machine, tally: f.tally}
+	f.main = &applier{src: &f.src, dec: NewDecoder(src.Engine, src.BlockSize), sink: sink, machine: f.machine, counters: f.counters}
 	f.main.replay = func(a Action) { f.startReplay(ctx, a) }
 	if src.Machine.Resume != nil {
 		f.main.targets = []kvindex.Target{f.main.base()}
@@ -118,7 +118,7 @@ func (f *Feed) Finished(t kvindex.Target, silent bool) {
 func (f *Feed) Status() Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := f.tally.status(f.src.Worker)
+	s := f.counters.status(f.src.Worker)
 	for _, a := range f.appliers() {
 		s.Counts.add(a.machine.Counts())
 		for _, t := range a.reported() {
@@ -213,8 +213,8 @@ func (f *Feed) failed(ctx context.Context, err error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.tally.errors++
-	f.tally.note(err)
+	f.counters.errors++
+	f.counters.note(err)
 	if now := time.Now(); now.Sub(f.warned) >= warnEvery {
 		f.warned = now
 		f.main.sink.Warn(f.main.base(), Unreachable, err.Error())
@@ -233,7 +233,7 @@ func (f *Feed) read(ctx context.Context, c *zmtp.Conn) error {
 		return err
 	}
 	f.mu.Lock()
-	f.tally.connects++
+	f.counters.connects++
 	f.main.do(f.machine.Up())
 	f.mu.Unlock()
 	defer func() {
@@ -250,7 +250,7 @@ func (f *Feed) read(ctx context.Context, c *zmtp.Conn) error {
 		seq, payload, ok := SplitFrames(m.Frames)
 		f.mu.Lock()
 		if !ok {
-			f.tally.dropped[Malformed]++
+			f.counters.dropped[Malformed]++
 			f.mu.Unlock()
 			continue
 		}

@@ -65,8 +65,8 @@ func (s *strict) EndBatch(t kvindex.Target, c Cursor) {
 }
 
 func pollingFeed(sink Sink) *Feed {
-	f := &Feed{src: Source{Worker: "w", Engine: TRTLLM, RankFromBatch: true, Machine: MachineConfig{Polled: true}}, byRank: map[int32]*applier{}, tally: newTally()}
-	f.main = &applier{src: &f.src, dec: NewDecoder(TRTLLM, 0), sink: sink, machine: NewMachine(f.src.Machine), tally: f.tally}
+	f := &Feed{src: Source{Worker: "w", Engine: TRTLLM, RankFromBatch: true, Machine: MachineConfig{Polled: true}}, byRank: map[int32]*applier{}, counters: newCounters()}
+	f.main = &applier{src: &f.src, dec: NewDecoder(TRTLLM, 0), sink: sink, machine: NewMachine(f.src.Machine), counters: f.counters}
 	return f
 }
 
@@ -106,8 +106,8 @@ func TestRanksOfAPollAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if len(feed.byRank) != maxRanks || feed.tally.dropped[WrongRank] != 2*maxRanks {
-		t.Errorf("got %d ranks followed and %d events of others, want %d and %d", len(feed.byRank), feed.tally.dropped[WrongRank], maxRanks, 2*maxRanks)
+	if len(feed.byRank) != maxRanks || feed.counters.dropped[WrongRank] != 2*maxRanks {
+		t.Errorf("got %d ranks followed and %d events of others, want %d and %d", len(feed.byRank), feed.counters.dropped[WrongRank], maxRanks, 2*maxRanks)
 	}
 }
 

@@ -12,7 +12,7 @@ type Player struct {
 func NewPlayer(src Source, sink Sink) *Player {
 	src.Machine.Replay = false
 	m := NewMachine(src.Machine)
-	p := &Player{applier{src: &src, dec: NewDecoder(src.Engine, src.BlockSize), sink: sink, machine: m, tally: newTally()}}
+	p := &Player{applier{src: &src, dec: NewDecoder(src.Engine, src.BlockSize), sink: sink, machine: m, counters: newCounters()}}
 	p.a.do(m.Up())
 	return p
 }
@@ -22,7 +22,7 @@ func NewPlayer(src Source, sink Sink) *Player {
 func (p *Player) Message(frames [][]byte) bool {
 	seq, payload, ok := SplitFrames(frames)
 	if !ok {
-		p.a.tally.dropped[Malformed]++
+		p.a.counters.dropped[Malformed]++
 		return false
 	}
 	p.a.do(p.a.machine.Live(seq, payload))
@@ -40,7 +40,7 @@ func (p *Player) Clear(why Reason) {
 func (p *Player) Counts() Counts { return p.a.machine.Counts() }
 
 // Dropped returns the number of events that were not applied, by reason.
-func (p *Player) Dropped() map[Reason]uint64 { return p.a.tally.dropped }
+func (p *Player) Dropped() map[Reason]uint64 { return p.a.counters.dropped }
 
 // Targets returns the targets that batches have arrived for.
 func (p *Player) Targets() []kvindex.Target { return p.a.targets }

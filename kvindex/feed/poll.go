@@ -65,7 +65,7 @@ func (f *Feed) rank(r int32) *applier {
 	}
 	a := f.byRank[r]
 	if a == nil {
-		a = &applier{src: &f.src, dec: NewDecoder(f.src.Engine, f.src.BlockSize), sink: f.main.sink, machine: NewMachine(f.src.Machine), tally: f.tally}
+		a = &applier{src: &f.src, dec: NewDecoder(f.src.Engine, f.src.BlockSize), sink: f.main.sink, machine: NewMachine(f.src.Machine), counters: f.counters}
 		a.targets = []kvindex.Target{{Worker: f.src.Worker, Rank: r}}
 		f.byRank[r] = a
 	}
@@ -102,7 +102,7 @@ func (f *Feed) polled(body io.Reader, most int64) error {
 		return errors.New("poll: answer is not a JSON array")
 	}
 	f.mu.Lock()
-	f.tally.connects++
+	f.counters.connects++
 	for _, a := range f.byRank {
 		a.up()
 	}
@@ -114,7 +114,7 @@ func (f *Feed) polled(body io.Reader, most int64) error {
 		if err == nil {
 			f.polledEvent(raw)
 		} else {
-			f.tally.dropped[Malformed]++
+			f.counters.dropped[Malformed]++
 		}
 		f.mu.Unlock()
 		if err != nil {
@@ -129,7 +129,7 @@ func (f *Feed) polled(body io.Reader, most int64) error {
 func (f *Feed) polledEvent(raw json.RawMessage) {
 	var head trtHead
 	if err := json.Unmarshal(raw, &head); err != nil {
-		f.tally.dropped[Malformed]++
+		f.counters.dropped[Malformed]++
 		return
 	}
 	rank := f.src.Rank

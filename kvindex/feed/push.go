@@ -93,7 +93,7 @@ func (s *PushServer) Statuses() []Status {
 	var all []Status
 	for t, p := range s.publishers {
 		p.mu.Lock()
-		st := p.a.tally.status(t.Worker)
+		st := p.a.counters.status(t.Worker)
 		st.Counts = p.a.machine.Counts()
 		st.Targets = []TargetStatus{{t, p.a.machine.State(), p.a.machine.Cursor()}}
 		p.mu.Unlock()
@@ -219,7 +219,7 @@ func (s *PushServer) publisher(src Source, hello *kvlanev1.Hello) (*publisher, e
 			delete(s.resume, t)
 		}
 		p = &publisher{}
-		p.a = applier{src: &src, dec: &pushDecoder{Decoder: NewDecoder(src.Engine, src.BlockSize)}, sink: sink, machine: NewMachine(src.Machine), tally: newTally(), targets: []kvindex.Target{t}}
+		p.a = applier{src: &src, dec: &pushDecoder{Decoder: NewDecoder(src.Engine, src.BlockSize)}, sink: sink, machine: NewMachine(src.Machine), counters: newCounters(), targets: []kvindex.Target{t}}
 		p.a.replay = p.askReplay
 		s.publishers[t] = p
 	}
@@ -241,7 +241,7 @@ func (p *publisher) begin(src *Source, stop context.CancelFunc) (stream uint64, 
 	p.stop, p.out = stop, make(chan *kvlanev1.PushResponse, pushAnswers)
 	p.a.src.BlockSize = src.BlockSize
 	p.a.machine.cfg.Replay = src.Machine.Replay
-	p.a.tally.connects++
+	p.a.counters.connects++
 	p.a.do(p.a.machine.Up())
 	return p.streams, p.out, true
 }

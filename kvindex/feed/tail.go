@@ -121,9 +121,9 @@ func decodeFrame(engine Engine, line []byte, players map[string]*Player, p *prin
 		players[r.Topic] = player
 	}
 	p.seq = r.Seq
-	clear(player.a.tally.dropped)
+	clear(player.a.counters.dropped)
 	player.a.do(player.a.machine.Live(*r.Seq, payload))
-	if d := player.a.tally.dropped; len(d) > 0 {
+	if d := player.a.counters.dropped; len(d) > 0 {
 		p.print(printed{What: "dropped", Target: player.a.base().String(), Dropped: d})
 	}
 	return nil
