@@ -131,7 +131,7 @@ func (a *applier) apply(payload []byte, c Cursor) {
 	b, err := a.dec.Decode(payload)
 	t, malformed := a.target(b.Rank), b.malformed()
 	for b.Rest != nil {
-		a.part(t, b, Cursor{}) // within a batch there is no position to resume from
+		a.part(t, b, Cursor{}) // a feed cannot resume within a batch
 		b, err = b.Rest()
 		malformed = malformed || b.malformed()
 	}
