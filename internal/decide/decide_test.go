@@ -621,6 +621,18 @@ func TestIDsAreHandedOn(t *testing.T) {
 	}
 }
 
+// Envoy answers 413 if the edited body is longer than it may be.
+func TestIDsThatMakeABodyTooLongAreNotHandedOn(t *testing.T) {
+	b := newBench(t, "limits: {max_body: 4KiB}\n", worker("a", 0))
+	b.fleet.Model("demo").Config.HandIDs = new(true)
+	for n, want := range map[int]bool{100: true, 1000: false} {
+		d, _ := b.ask("/v1/chat/completions", `{"model":"demo","messages":[{"role":"user","content":"`+strings.Repeat("Hi ", n)+`"}]}`)
+		if got := d.Body != nil; got != want || d.Reject != nil {
+			t.Errorf("%d words: got ids handed on %v, want %v", n, got, want)
+		}
+	}
+}
+
 func TestLoadThatKvlaneDidNotSendIsSeen(t *testing.T) {
 	b := newBench(t, "", worker("a", 0), worker("b", 0))
 	b.Fleet().Load("a", time.Now(), []workers.RankLoad{{Rank: -1, Running: 50, Waiting: 20, KVUsage: 0.9}})

@@ -184,7 +184,7 @@ func (w *work) forwardIDs(ctx context.Context, to *fleet.Member, edited []byte) 
 		from = w.in.body.Body
 	}
 	out, err := body.ApplyContext(ctx, make([]byte, 0, len(from)+8*len(ids)), from, edits...)
-	if err != nil { // the engine tokenizes the unchanged request
+	if err != nil || len(out) > int(w.d.cfg.Limits.MaxBody) { // the engine tokenizes the unchanged request; Envoy answers 413 to a longer one
 		w.d.log.Debug().Err(err).Str("request", w.r.ID).Msg("token ids not forwarded")
 		return edited
 	}
