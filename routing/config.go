@@ -26,9 +26,9 @@ type Config struct {
 	PrefixSkip int `json:"prefix_skip" yaml:"prefix_skip"`
 	// Node makes the generated conversation keys of replicas differ.
 	Node uint64 `json:"node" yaml:"node"`
-	// HashSeed keys what is hashed of clients' ids: random ties and the table of
-	// conversations. Any value; secret where clients are not trusted, and equal on replicas
-	// that are to break ties alike.
+	// HashSeed keys the hashes of clients' ids, by which random ties are broken and conversations are
+	// found. Any value; keep it secret where clients are not trusted, and equal on replicas that are to
+	// break ties alike.
 	HashSeed uint64 `json:"hash_seed,omitempty" jsonschema:"-" yaml:"-"`
 	// ReportTTL is how long an engine's load report is used. 10 ms to 10 min.
 	ReportTTL time.Duration `json:"report_ttl" yaml:"report_ttl"`
@@ -87,8 +87,8 @@ func (c *Config) check(ps *problems) {
 	ps.span("remote_ttl", c.RemoteTTL, time.Second, 24*time.Hour)
 }
 
-// RetryAfter estimates when a target has room once that many waiting tokens are computed, 1 s to
-// 30 s: the shortest queue comes first, and then all targets compute what waits.
+// RetryAfter estimates when a target has capacity for a request behind that many waiting tokens, 1 s to
+// 30 s: the shortest queue is computed first, and then all targets share the waiting tokens.
 func (r *Router) RetryAfter(waiting int64) time.Duration {
 	least, n := int64(math.MaxInt64), int64(0)
 	for _, slot := range r.order {

@@ -71,7 +71,7 @@ type conversations struct {
 	newest        uint32
 	oldest        uint32
 	bySlot        []uint32
-	bound         []int64 // number of bySlot
+	bound         []int64 // number of conversations in each list of bySlot
 
 	steps     []step
 	freeSteps []uint32
@@ -160,8 +160,8 @@ const (
 	countedPrompt = 256
 )
 
-// countTurn returns what Booking.Turn tells of a turn. The first one that counts is the one that is new, so that a short prompt
-// before it does not make it a returning one.
+// countTurn counts a turn and returns its Booking.Turn. The first turn that counts is the new one, so a short prompt
+// before it does not make it a returning turn.
 func (c *conversations) countTurn(i uint32, prompt int64) (turn uint8) {
 	if e := &c.entries[i]; prompt >= countedPrompt && e.turns < countedTurns {
 		e.turns++

@@ -6,8 +6,9 @@ import (
 	"slices"
 )
 
-// A prompt of more than shortPrompt tokens of which a target has all but repeated was computed before: blocks hold up to 64
-// tokens, and the last one is seldom full. Of batch more requests than another target has, decoding is not cheap either.
+// A prompt of more than shortPrompt tokens counts as computed before if a target holds all but repeated of them: blocks have
+// up to 64 tokens, and the last one is seldom full. On a target with more than batch requests above the least loaded one,
+// decoding costs too.
 const shortPrompt, repeated, batch = 256, 64, 128
 
 // workerSum is the load of a worker's candidates.

@@ -21,9 +21,9 @@ const (
 	// holdFactor is how many times longer a request is held than computing it elsewhere takes.
 	// The caches that it would leave serve later turns too.
 	holdFactor = 4
-	// heldPart is the part of the tokens held for a target that counts as queued there, where
-	// conversations return: these bring more. Counting more makes them leave their caches, and
-	// most of what is held does not go before a request of few uncached tokens.
+	// heldPart is the part of the tokens held for a target that counts as queued there where
+	// conversations return, because their later turns follow. A greater part would make conversations
+	// leave their caches, and a request with few uncached tokens passes most of what is held anyway.
 	heldPart = 1.0 / 32
 	// onItsWay is how long a request may take from the decision to the engine's queue.
 	onItsWay = 250 * time.Millisecond

@@ -118,7 +118,7 @@ func (r *Router) targetOf(slot kvindex.Slot, gen uint32) *target {
 	return &r.targets[slot]
 }
 
-// book puts the reservation's load on its targets. With seen its first token will be.
+// book puts the reservation's load on its targets. seen reports that its first token will be observed.
 func (r *Router) book(now time.Duration, res reservation, seen bool) ReservationID {
 	res.Phase = computing
 	r.begin(&res, max(now, r.alive)) // the caller may have read the clock before a pause
@@ -221,7 +221,7 @@ func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 }
 
 // FirstToken records the first token of a request: its prefill no longer queues. It
-// reports whether this was the first call for the booking. It says nothing about a prefill target, PrefillDone does:
+// reports whether this was the first call for the booking. It proves nothing about a prefill target, see PrefillDone:
 // where both legs run concurrently, decode's headers or error may come before any prefill.
 func (r *Router) FirstToken(now time.Duration, id ReservationID) bool {
 	if res := r.ledger.get(id); res != nil {
@@ -279,8 +279,8 @@ func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot
 	return true
 }
 
-// change moves a booking's load to other targets or another phase. What is predicted is then that
-// of the new target, from now on.
+// change moves a booking's load: change sets its new targets or phase. Its time to the first token is
+// predicted anew.
 func (r *Router) change(now time.Duration, res *reservation, change func()) {
 	seen := res.Forecast.learns
 	r.withdraw(res)

@@ -29,7 +29,7 @@ func (d *decision) fairShare() bool {
 		return true
 	}
 	if p.Overflow && !slices.ContainsFunc(d.cands, func(c candidate) bool { return c.active < d.softCap }) {
-		// The least loaded pass, with the least cost as usual.
+		// The least loaded targets pass; the cost decides between them.
 		least := slices.MinFunc(d.cands, func(a, b candidate) int { return cmp.Compare(a.active, b.active) })
 		d.softCap = least.active + 1
 		d.ex.sayf("cap", "all targets are at the cap: the least loaded serve")
@@ -91,17 +91,11 @@ func (d *decision) firstTurnStage() bool {
 	best := &d.cands[0]
 	switch f.Placement {
 	case PlaceLeastQueued:
-		for i := range d.cands {
-			if d.cands[i].active < best.active {
-				best = &d.cands[i]
-			}
-		}
+		c := slices.MinFunc(d.cands, func(a, b candidate) int { return cmp.Compare(a.active, b.active) })
+		best = &c
 	case PlaceLeastTokens:
-		for i := range d.cands {
-			if d.cands[i].work < best.work {
-				best = &d.cands[i]
-			}
-		}
+		c := slices.MinFunc(d.cands, func(a, b candidate) int { return cmp.Compare(a.work, b.work) })
+		best = &c
 	case PlaceRoundRobin:
 		best = d.nextInTurn(d.cands, func(*candidate) bool { return true })
 	default:
@@ -111,8 +105,8 @@ func (d *decision) firstTurnStage() bool {
 		}
 		least += float64(min(f.Slack, d.q.PromptTokens)) * (1 - returning)
 		if b := &d.out.models.starts[d.req.leg]; d.r.concurrent(d.now, b.Placed) && d.r.concurrent(d.now, b.Heard) {
-			// All replicas see the same targets behind the others, and each is about to fill them up. With more than three
-			// others the price of theirs would outweigh queued tokens: new conversations would go past idle targets.
+			// All replicas see the same least loaded targets and are about to fill them. Beyond three other replicas the
+			// allowance would outweigh queued tokens, and new conversations would pass idle targets.
 			least += float64(min(d.r.others.Replicas-1, 3)) * d.req.policy.Cost.Active
 		}
 		near := func(c *candidate) bool { return d.wait(c, returning) <= least }
@@ -123,8 +117,9 @@ func (d *decision) firstTurnStage() bool {
 	return true
 }
 
-// part returns the candidates for a new conversation. Where others place new ones now, and less than half of the targets are
-// near, all replicas would take the same few: each then has its own part of the targets, if one in it is near.
+// part returns the candidates for a new conversation. While other replicas place new ones too and less than half of the
+// targets are near, all replicas would choose the same few. Each then chooses from its own part of the targets, if one in
+// it is near.
 func (d *decision) part(near func(c *candidate) bool) []candidate {
 	o, n := &d.r.others, len(d.cands)
 	if b := &d.out.models.starts[d.req.leg]; b.Own || !d.r.concurrent(d.now, b.Heard) {

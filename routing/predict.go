@@ -22,9 +22,9 @@ const (
 	learnedFrom = 32
 	// forgetting is the weight that a sample keeps after each later one.
 	forgetting = 0.998
-	// mostFactor bounds a target's factors and their inverses.
-	mostFactor = 16
-	// stepTokens is how far an engine may be ahead of what first tokens show: it begins with
+	// maxFactor bounds a target's factors and their inverses.
+	maxFactor = 16
+	// stepTokens is how many tokens an engine may be ahead of what first tokens show: it begins with
 	// the next prompt in the step that ends one.
 	stepTokens = 8192
 	// shareOver is the time in seconds over which the share of prefill is averaged.
@@ -53,7 +53,7 @@ func (f *fit) at(x *terms) (y float64) {
 	return y
 }
 
-// learn takes a sample: y seconds for x, as a part of whole seconds.
+// learn adds a sample: y seconds for x. whole is the time of which y is a part: the error is relative to it.
 func (f *fit) learn(x *terms, y, whole float64) {
 	expected := f.at(x)
 	scale := max(whole, whole-y+expected, 1e-6)
@@ -91,7 +91,7 @@ type paces struct {
 	PerToken fit          `json:"per_token,omitzero"`
 }
 
-// progress is how far a target is, as far as first tokens show.
+// progress is how much of its booked prefill a target has computed, as far as first tokens show.
 type progress struct {
 	// Factor and TokenFactor multiply what the model's coefficients say.
 	Factor      float64 `json:"factor"`
@@ -121,10 +121,9 @@ type forecast struct {
 	// of these delays others, and mark is the target's Booked with it. work is 0 once it is not
 	// awaited any more. withdrawn is that of the target at the booking.
 	ahead, own, work, mark, withdrawn float64
-	// learns is set if the next thing that is seen of it teaches something, and behind if its
-	// first token does not: it only tells how long the prompts before it took. Learned from, it
-	// would make requests without prefill look as slow as the prompt that they waited for, and
-	// that one free.
+	// learns is set if the next observation of the booking is a sample to learn from. behind is set if
+	// its first token is not one: nearly all of its wait was for the prompts before it, and learning
+	// would attribute their time to a request almost without prefill.
 	learns, behind bool
 }
 
@@ -149,7 +148,7 @@ func (t *target) forecast(now time.Duration, miss, prompt, foreign int64) (w for
 	w.x = terms{1, n, n * (float64(prompt) - float64(miss)/2) / 1024, context, n * context}
 	w.own = p.Factor * f.at(&w.x)
 	w.work = w.own - p.Factor*(f.Theta[0]+f.Theta[3]*context)
-	// The later it is, the longer it may still take.
+	// What is late by some time is expected to take that time again.
 	w.ahead = max((p.Due-now).Seconds(), 0) + p.overdue(now) + p.Factor*f.Theta[1]*float64(foreign)/1024
 	return w
 }
@@ -190,7 +189,7 @@ func (p *progress) share(now time.Duration) float64 {
 // what all targets have in common is in the coefficients.
 func adapt(factor *float64, predicted, observed float64) {
 	e := (observed - predicted) / max(observed, predicted)
-	*factor = min(max(*factor*(1+min(max(e, -0.2), 0.2)/16)+(1-*factor)/1024, 1.0/mostFactor), mostFactor)
+	*factor = min(max(*factor*(1+min(max(e, -0.2), 0.2)/16)+(1-*factor)/1024, 1.0/maxFactor), maxFactor)
 }
 
 // computes returns the target that computes a booking's prompt, nil if it is gone.
@@ -201,8 +200,8 @@ func (r *Router) computes(res *reservation) *target {
 	return r.targetOf(res.Decode, res.decodeGen)
 }
 
-// expect notes what is predicted for a new booking. Call it before its load is applied. With
-// seen its first token will be.
+// expect notes what is predicted for a new booking. Call it before its load is applied. seen reports
+// that its first token will be observed.
 func (r *Router) expect(now time.Duration, res *reservation, seen bool) {
 	t := r.computes(res)
 	if t == nil {

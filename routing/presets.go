@@ -1,7 +1,8 @@
 package routing
 
 import (
-	"sort"
+	"maps"
+	"slices"
 
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -189,19 +190,11 @@ var presets = map[string]func() Policy{
 
 // Preset returns a policy by name, and whether there is one. The caller owns it.
 func Preset(name string) (Policy, bool) {
-	f, ok := presets[name]
-	if !ok {
-		return Policy{}, false
+	if f := presets[name]; f != nil {
+		return f(), true
 	}
-	return f(), true
+	return Policy{}, false
 }
 
 // Presets returns the names of all presets in alphabetical order.
-func Presets() []string {
-	names := make([]string, 0, len(presets))
-	for name := range presets {
-		names = append(names, name)
-	}
-	sort.Strings(names)
-	return names
-}
+func Presets() []string { return slices.Sorted(maps.Keys(presets)) }

@@ -39,9 +39,9 @@ type reported struct {
 	// row say about the KV cache, nearly what this one says; see Router.saturated.
 	before       int64
 	nearly, full bool
-	// started is above the Numbers of the bookings that the engine has started on: it had no
-	// waiting requests after they were sent. Those that are not streamed have no first token
-	// before they end, and would count as queued until then.
+	// started is above the Numbers of the bookings that the engine has started on: it reported no waiting
+	// requests after they were sent. Without it, requests that are not streamed would count as queued
+	// until they end.
 	started uint64
 }
 
@@ -105,8 +105,8 @@ func (r *Router) ReportWorker(now time.Duration, worker string, rep Report) int 
 	return taken
 }
 
-// noteStarted takes all bookings of a target as started if a report without waiting requests is
-// newer than the last one, by the time that it may take to the engine.
+// noteStarted marks all bookings of a target as started if a report without waiting requests was
+// measured more than onItsWay after the last booking.
 func (r *Router) noteStarted(t *target, rep Report) {
 	if rep.Waiting == 0 && rep.At > t.booked+onItsWay {
 		t.report.started, t.startedTokens = r.bookings+1, t.load.Queue

@@ -26,7 +26,7 @@ type Sharer interface {
 	Added(target kvindex.Target)
 }
 
-// Share makes the router tell s of its own changes from now on.
+// Share makes the router call s for its own changes from now on; nil ends that.
 func (r *Router) Share(s Sharer) { r.sharer = s }
 
 // others is what a router knows of the replicas that it shares with.
@@ -42,7 +42,7 @@ func (r *Router) Among(place, replicas int, delay time.Duration) {
 	r.others = others{place, replicas, delay}
 }
 
-// concurrent reports whether other replicas decide now without knowing what was decided at a time.
+// concurrent reports whether other replicas may not know yet what was decided at then.
 func (r *Router) concurrent(now, then time.Duration) bool {
 	return r.others.Replicas > 1 && now-then < r.others.Delay
 }

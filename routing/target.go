@@ -134,8 +134,8 @@ type pool struct {
 	live int64
 }
 
-// starts are when a round robin last placed a new conversation of a leg here, and when this replica last heard of one that
-// another placed. Own reports that it does not follow the others' cursors, as they come within the delay of sharing.
+// starts has when this replica last placed a new conversation of a leg by round robin, and when it last received one that
+// another replica placed so. Own reports that it ignores the others' cursors, which are as old as the delay of sharing.
 type starts struct {
 	Placed time.Duration `json:"placed,omitempty"`
 	Heard  time.Duration `json:"heard,omitempty"`
