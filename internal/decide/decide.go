@@ -47,7 +47,7 @@ type Options struct {
 // Decider implements extproc.Handler. It is safe for concurrent use.
 type Decider struct {
 	cfg        *config.Config                 // as of the start
-	live       atomic.Pointer[config.Config]  // as of now; only keys that Reload takes differ from cfg
+	live       atomic.Pointer[config.Config]  // as of now; only keys that Reload applies differ from cfg
 	objectives atomic.Pointer[map[string]int] // SetObjectives
 	log        zerolog.Logger
 	metrics    *observe.Metrics
@@ -128,8 +128,8 @@ func New(o Options) (*Decider, error) {
 // them afterwards.
 func (d *Decider) SetObjectives(priorities map[string]int) { d.objectives.Store(&priorities) }
 
-// Reload takes the keys over that may change while Kvlane runs (config.Config.Changes). After
-// an error nothing has changed. Requests that are being decided may see both.
+// Reload applies the keys of c that may change while Kvlane runs (config.Config.Changes). After an error nothing has
+// changed. Requests that are being decided may see old and new values.
 func (d *Decider) Reload(c *config.Config) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -175,7 +175,8 @@ func (d *Decider) SetModels(list []*fleet.Model) {
 	d.fleet.SetModels(list)
 }
 
-// cacheBytes is the size of the cache in bytes: all models share what each adds. Without models it is what the first will add.
+// cacheBytes is the size in bytes of the cache that all models share: the sum of their cache_bytes, or the default for one
+// model while there is none.
 func cacheBytes(models []*fleet.Model) (n int64) {
 	if len(models) == 0 {
 		return int64(config.DefaultModel().CacheBytes)
@@ -197,8 +198,8 @@ func newRouted(m *observe.Metrics) (out []prometheus.Counter) {
 // Update runs a change of the router under its lock.
 func (d *Decider) Update(change func(r *routing.Router, now time.Duration)) { d.book(d.now(), change) }
 
-// KeepAwake tells the router, until ctx ends, that the process is running: otherwise its
-// own pauses are taken for waits of engines. It also looks at all waiting requests again.
+// KeepAwake calls the router's Awake until ctx ends, so that pauses of this process are not taken for slow engines. It
+// also offers free capacity to all waiting requests each time.
 func (d *Decider) KeepAwake(ctx context.Context) {
 	tick := time.NewTicker(routing.AwakeEvery)
 	defer tick.Stop()

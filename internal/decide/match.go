@@ -104,8 +104,9 @@ func (j *job) textPrefix(in *input) {
 	}
 }
 
-// overlap asks the index which blocks of the prompt each target holds as of now, as far as the engine reads them. The target of
-// the answer that the request continues holds what comes before, whose tokens only the engine knows; the index has nothing of it.
+// overlap asks the index which blocks of the prompt each target holds as of now, as far as the engine reads them. If the
+// request continues a stored answer, the answer's target also holds the conversation before the prompt. The index does not
+// know those tokens, so they are added here.
 func (j *job) overlap(t *tokens) {
 	j.s.overlaps = j.s.overlaps[:0]
 	if j.cacheReads == 0 {

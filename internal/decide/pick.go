@@ -42,10 +42,9 @@ type work struct {
 	in     *input
 	tokens *tokens
 	query  routing.Query
-	// again counts how often the request was planned again because its decode target went
-	// away. It does not wait then, because a prefill worker may hold its blocks until their
-	// lease ends.
-	again     int
+	// replans counts how often the request was planned again because its decode target went away. It does not wait then,
+	// because a prefill worker may hold its blocks until their lease ends.
+	replans   int
 	tried     []kvindex.Slot // prefill targets that have failed
 	queued    *waiter        // nil unless it waits
 	ex        *routing.Explanation

@@ -28,7 +28,7 @@ type input struct {
 	// asked to serve.
 	model *fleet.Model
 	name  string
-	// listed reports that workers list name, or did: engines of other models would answer 404.
+	// listed reports that workers list name, or listed it: workers of other models would answer 404.
 	listed       bool
 	conversation string
 	// salt is the cache_salt that the tenant gives the request, "" if the client's stays.
@@ -131,7 +131,7 @@ func (j *job) listModels(ctx, exact context.Context) (*input, error) {
 	return nil, &answerError{outcome: "answered", Reject: &extproc.Reject{Status: http.StatusOK, Body: text, Details: "kvlane_models"}}
 }
 
-// readRealtime is readUnknown that takes the model from the query: what the WebSocket carries is not read.
+// readRealtime is readUnknown with the model from the query. Messages of the WebSocket are not read.
 func (j *job) readRealtime(ctx, exact context.Context) (*input, error) {
 	in, err := j.readUnknown()
 	if err != nil {
@@ -145,8 +145,8 @@ func (j *job) readRealtime(ctx, exact context.Context) (*input, error) {
 	return in, j.findServed(ctx, exact, in)
 }
 
-// readUnknown parses the body of an API that Kvlane does not know, to remove such fields:
-// engines accept the same fields on further paths (vLLM's /invocations).
+// readUnknown parses the body of an API that Kvlane does not know, to remove the fields that only Kvlane may set: engines
+// accept them on further paths (vLLM's /invocations).
 func (j *job) readUnknown() (*input, error) {
 	if err := j.findStored(body.StoredResponse(j.r.Path)); err != nil {
 		return nil, err

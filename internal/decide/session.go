@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// What agents say about their sessions, in addition to routing.conversation_headers and
-// body.ConversationFields. All of it is the client's word: it can only change its own routing.
+// Names by which agents mark their sessions, in addition to routing.conversation_headers and body.ConversationFields.
+// Clients set all of them, and can change only their own routing by them.
 const (
 	// claudeSession is the same for a session of Claude Code and its subagents, which add their
 	// own id (code.claude.com/docs, "LLM gateway"; Dynamo reads both so, too).

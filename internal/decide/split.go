@@ -41,8 +41,9 @@ func newLegs(c *config.Config) (*disagg.Runner, error) {
 	return legs, nil
 }
 
-// boundLegs bounds the answers of prefill legs by a share of their own, rounded up since 0 means unbounded: they do not
-// take the room of bodies. The bodies of concurrent legs, which outlive those of their requests, have as much as these.
+// boundLegs sets two bounds in addition to limits.bodies_in_flight.bytes: a quarter of it, rounded up because 0 means
+// unbounded, for the answers of prefill legs, and all of it again for the bodies of concurrent legs, which outlive their
+// requests.
 func boundLegs(legs *disagg.Runner, c *config.Config) {
 	legs.Answers.SetMost((int64(c.Limits.Bodies.Bytes) + 3) / 4)
 	legs.Bodies.SetMost(int64(c.Limits.Bodies.Bytes))
@@ -240,8 +241,8 @@ func (d *Decider) countLeg(worker string, outcome disagg.Outcome) {
 	d.fleet.ForgetGone(worker)
 }
 
-// legFailed tells the router what a leg without blocks says about its target: one that
-// refuses a prompt, or whose answer is final or one too many, works.
+// legFailed reports a failed leg to the router. It is not a failure of the target if that refused the prompt, if its
+// answer was final, or if Kvlane had no memory left for the answer.
 func (d *Decider) legFailed(id routing.ReservationID, f *disagg.FailureError) {
 	d.book(d.now(), func(r *routing.Router, now time.Duration) {
 		switch f.Outcome {
@@ -364,7 +365,7 @@ func (w *work) joined(ctx context.Context, p *placed, x *disagg.Exchange, l leg)
 func (w *work) replan(ctx context.Context, dead *placed, x *disagg.Exchange, l leg) (extproc.Decision, error) {
 	d := w.d
 	w.release(&dead.plan)
-	if w.again++; w.again > maxReplans {
+	if w.replans++; w.replans > maxReplans {
 		return extproc.Decision{}, &routing.NoTargetError{Pool: routing.Decode}
 	}
 	w.entry.NotePrefill("decode target " + dead.decode.Target.String() + " went away; planned anew")

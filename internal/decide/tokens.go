@@ -20,7 +20,7 @@ type tokens struct {
 	n   int
 	// partial reports that ids cover only the beginning of the prompt.
 	partial bool
-	// media are the images that ids stand for.
+	// media are the prompt's images, each of which some of the ids stand for.
 	media []conv.Medium
 	// made is the model whose tokenizer made the ids, nil if a renderer did.
 	made *fleet.Model

@@ -28,7 +28,7 @@ type waiting struct {
 	last  uint64
 	// drained is set once the process ends: no request may wait then.
 	drained bool
-	// What attempts use, one at a time. An explanation stays with the request that leaves the queue by it.
+	// Scratch memory of attempts, which run one at a time. A request that leaves the queue keeps the explanation.
 	matches  kvindex.Matches
 	overlaps []routing.Overlap
 	ex       *routing.Explanation
@@ -58,7 +58,7 @@ func (w *work) choose() (*placed, *waiter, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := d.since(w.clock)
-	if w.again > 0 {
+	if w.replans > 0 {
 		w.query.Waited = -1
 	} else {
 		// Capacity that became free by the passage of time alone goes to waiting requests.
@@ -69,7 +69,7 @@ func (w *work) choose() (*placed, *waiter, error) {
 	}
 	p, err := w.try(now)
 	lane, waits := w.lane(err)
-	if w.again > 0 || !waits {
+	if w.replans > 0 || !waits {
 		if err == nil {
 			d.waiting.charge(w, p)
 		}
@@ -121,7 +121,7 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 	return nil
 }
 
-// slim returns the scratch memory but for what placing needs, because the request may now wait for long: the spans of a
+// slim gives back the scratch memory that placing does not need, because the request may now wait for long: the spans of a
 // hostile body's elements take several times the body's memory, and overlaps and explanations grow with the targets.
 func (w *work) slim() {
 	s := w.s
@@ -137,13 +137,12 @@ func (w *work) slim() {
 		r.Elements = nil
 		w.in.body = &r
 	}
-	w.ex, s.turn = nil, &conv.Turn{} // may own the body that was copied
+	w.ex, s.turn = nil, &conv.Turn{} // the old turn may own the memory of the body
 	w.d.keepScratch(s)
 }
 
-// turnedAway is the answer to a request that cannot wait, or cannot wait longer, for what
-// err lacks. Without flow it is that of a request that found no capacity. The client is told to
-// wait for err's time, at least for least.
+// turnedAway is the answer to a request that err kept from being placed and that may not wait, or not any longer. Without
+// flow it is err. The Retry-After header has err's time, at least least.
 func (w *work) turnedAway(err error, details, message string, least time.Duration) error {
 	if w.d.live.Load().Flow.Requests == 0 {
 		return err
@@ -151,7 +150,7 @@ func (w *work) turnedAway(err error, details, message string, least time.Duratio
 	return &answerError{Reject: w.tooMany(details, message+" in ", max(retryAfter(err), least)), why: err.Error()}
 }
 
-// retryAfter is what an error tells the client to wait.
+// retryAfter is the time after which a client should try again after an error.
 func retryAfter(err error) time.Duration {
 	if full, ok := errors.AsType[*routing.CapacityError](err); ok {
 		return full.RetryAfter
@@ -289,14 +288,14 @@ func (w *work) lane(err error) (routing.Lane, bool) {
 			class += q.Pin.Worker + "/" + strconv.Itoa(int(q.Pin.Rank))
 		}
 	}
-	if isHeld { // new programs wait for others than those that no target has room for
+	if isHeld { // it waits for memory for a new program, not for capacity of a target
 		return held.Lane(class), true
 	}
 	return routing.Lane{Class: class, Slot: routing.NoSlot}, true
 }
 
-// class is the model by which the queue knows the request. A name that neither the configuration nor a worker lists is none: a
-// client can write another one in each request, and all of them go to the same targets. The caller holds d.mu.
+// class is the model name by which the queue groups the request, "" for a name that neither the configuration nor a worker
+// lists: clients could send a new one in each request, and all of them go to the same targets. The caller holds d.mu.
 func (w *work) class() string {
 	if w.query.Listed || w.in.model != nil || w.d.router.Lists(w.query.Model) {
 		return strings.Clone(w.query.Model)
@@ -347,7 +346,7 @@ func (w *work) flowTenant(f *config.Flow) string {
 	return ""
 }
 
-// charge remembers what a conversation was served, if the order of the queue depends on it.
+// charge adds the tokens of a placed request to its conversation's, if the order of the queue depends on them.
 func (l *waiting) charge(w *work, p *placed) {
 	if f := &w.d.live.Load().Flow; f.Requests > 0 && f.Order == config.OrderServed && w.query.Conversation != "" {
 		l.queue.Charge(w.query.Conversation, &p.plan)

@@ -81,14 +81,14 @@ type Exchange struct {
 	Prefill, Decode Side
 	Unique          Unique
 
-	flake  uint64
-	charge charge
+	snowflake uint64 // of the attempt; 0 before number is called
+	charge    charge
 }
 
 // Begin starts an attempt with a prefill side and discards the state of an earlier one.
 func (x *Exchange) Begin(prefill Side, u Unique) {
 	x.End()
-	x.Prefill, x.Unique, x.flake = prefill, u, 0
+	x.Prefill, x.Unique, x.snowflake = prefill, u, 0
 }
 
 // End takes the prefill engine's answer off the runner's Room. The caller calls it once it needs
@@ -97,10 +97,10 @@ func (x *Exchange) End() { x.charge.free() }
 
 // number returns the attempt's number, the same on both legs.
 func (x *Exchange) number(p *Protocol) uint64 {
-	if x.flake == 0 {
-		x.flake = p.snowflake()
+	if x.snowflake == 0 {
+		x.snowflake = p.snowflake()
 	}
-	return x.flake
+	return x.snowflake
 }
 
 // Leg is the request to an engine, as changes to the client's.

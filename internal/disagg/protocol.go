@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
+
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
@@ -43,8 +45,8 @@ type Protocol struct {
 	decode  func(p *Protocol, x *Exchange, a *Answer) (Leg, error)
 	// local returns the edits of a trusted client's request that is not split.
 	local func(r *body.Request) []body.Edit
-	// found caches what workers publish about themselves; nil if the protocol does not need it.
-	found *found
+	// pages caches what workers publish about themselves; nil if the protocol does not need it.
+	pages *lru.Cache[string, workerPage]
 
 	options Options
 	last    *atomic.Uint64 // the last number returned by snowflake
@@ -93,7 +95,7 @@ func New(name string, o Options) (*Protocol, error) {
 	if p.options.Now == nil {
 		p.options.Now = time.Now
 	}
-	if p.found != nil && o.Get == nil {
+	if p.pages != nil && o.Get == nil {
 		return nil, fmt.Errorf("connector %s: nothing to ask workers with", name)
 	}
 	return p, nil

@@ -17,7 +17,7 @@ func (r *Room) Held() int64 { return r.held.Load() }
 
 var errNoRoom = errors.New("no room for prefill legs")
 
-// perByte is the memory of a byte that was read: io.ReadAll joins the pieces at the end.
+// perByte is the memory of a byte that was read: at the end io.ReadAll holds its pieces and the joined copy.
 const perByte = 2
 
 // charge is what one request takes of a Room. It must not be copied.
@@ -26,7 +26,8 @@ type charge struct {
 	bytes int64
 }
 
-// take fails with errNoRoom above the bound, except while nothing else is held. Then, too, the bytes are taken until free.
+// take adds bytes to the charge, where they stay until free, even after an error. It fails with errNoRoom above the bound,
+// except while nothing else is held.
 func (c *charge) take(bytes int64) error {
 	c.bytes += bytes
 	if all, most := c.room.held.Add(bytes), c.room.most.Load(); most > 0 && all > most && all > c.bytes {

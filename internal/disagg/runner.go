@@ -118,7 +118,7 @@ func (r *Runner) run(ctx context.Context, c *Call) (res Result, err error) {
 	}
 	body, err := leg.Body(ctx, x.Request)
 	if err != nil && ctx.Err() != nil {
-		return res, &FailureError{Outcome: broken(ctx, err), Err: err}
+		return res, &FailureError{Outcome: outcomeOfError(ctx, err), Err: err}
 	}
 	if err != nil {
 		return res, err

@@ -159,7 +159,7 @@ func (s *Sender) ask(req *http.Request, address string, listener bool, limit int
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, &FailureError{Outcome: broken(ctx, err), Err: withoutURL(err)}
+		return nil, &FailureError{Outcome: outcomeOfError(ctx, err), Err: withoutURL(err)}
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
@@ -172,13 +172,13 @@ func (s *Sender) ask(req *http.Request, address string, listener bool, limit int
 	case errors.Is(err, errNoRoom):
 		raw = nil // the status says enough
 	case err != nil:
-		return nil, &FailureError{Outcome: broken(ctx, fmt.Errorf("%w: %w", io.ErrUnexpectedEOF, err)), Err: err}
+		return nil, &FailureError{Outcome: outcomeOfError(ctx, fmt.Errorf("%w: %w", io.ErrUnexpectedEOF, err)), Err: err}
 	case resp.StatusCode == http.StatusOK && n > limit:
 		return nil, &FailureError{Outcome: Failed, Err: fmt.Errorf("answer over %d bytes", limit)}
 	case resp.StatusCode == http.StatusOK:
 		return raw, nil
 	}
-	return nil, &FailureError{Outcome: blame(resp.StatusCode), Status: resp.StatusCode, Body: raw, Header: resp.Header}
+	return nil, &FailureError{Outcome: outcomeOf(resp.StatusCode), Status: resp.StatusCode, Body: raw, Header: resp.Header}
 }
 
 // read reads all of src, charged to c, or into seen, if that is not nil, and returns its length.
@@ -199,8 +199,8 @@ func withoutURL(err error) error {
 	return err
 }
 
-// blame returns whose fault a status is. 408 is about time, not about the request.
-func blame(status int) Outcome {
+// outcomeOf returns the outcome for a status other than 200. 408 is about time, not about the request.
+func outcomeOf(status int) Outcome {
 	switch {
 	case status == http.StatusServiceUnavailable || status == http.StatusBadGateway || status == http.StatusGatewayTimeout:
 		return Unreachable
@@ -211,8 +211,8 @@ func blame(status int) Outcome {
 	}
 }
 
-// broken classifies a failure of the connection.
-func broken(ctx context.Context, err error) Outcome {
+// outcomeOfError returns the outcome of a leg whose connection failed.
+func outcomeOfError(ctx context.Context, err error) Outcome {
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return TimedOut

@@ -112,7 +112,7 @@ func (s *story) create(t *testing.T, d *datadriven.TestData) string {
 }
 
 func (s *story) request(t *testing.T, d *datadriven.TestData) string {
-	s.x.Path, s.x.IDs, s.x.Conversation, s.x.flake = "/v1/completions", nil, "", 0
+	s.x.Path, s.x.IDs, s.x.Conversation, s.x.snowflake = "/v1/completions", nil, "", 0
 	for _, arg := range d.CmdArgs {
 		switch arg.Key {
 		case "path":

@@ -160,16 +160,16 @@ func trtFinal(r *body.Request, a *Answer, choice []byte) error {
 // trtGenerationFirst runs both legs concurrently: the generation server fetches from the context
 // server that its request names.
 func trtGenerationFirst() *Protocol {
-	return &Protocol{AtOnce: true, apis: trtAPIs, single: true, arranged: trtArranged, local: trtLocal, found: newFound(),
+	return &Protocol{AtOnce: true, apis: trtAPIs, single: true, arranged: trtArranged, local: trtLocal, pages: newPages(),
 		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
-			if err := p.learn(ctx, &x.Prefill, x.Prefill.Address, "/server_info", true); err != nil {
+			if err := p.fetchPage(ctx, &x.Prefill, x.Prefill.Address, "/server_info", true); err != nil {
 				return Leg{}, err
 			}
 			return Leg{Edits: trtContext(x, setNumber(x.number(p), disaggParams, "disagg_request_id"),
 				setText("generation_first", disaggParams, "schedule_style")), Headers: TRTSession(x.Conversation)}, nil
 		},
 		decode: func(p *Protocol, x *Exchange, _ *Answer) (Leg, error) {
-			info := body.Member(p.found.known(&x.Prefill), disaggParams)
+			info := body.Member(p.page(&x.Prefill), disaggParams)
 			id := x.number(p)
 			edits := []body.Edit{set(`{"request_type":"generation_only","schedule_style":"generation_first"}`, disaggParams),
 				setNumber(id, disaggParams, "ctx_request_id"), setNumber(id, disaggParams, "disagg_request_id")}

@@ -44,7 +44,7 @@ func (u Usage) Edit(dst, usage []byte) []byte {
 	return out
 }
 
-// counted are the names of an API's counts.
+// counted has the names of an API's fields for prompt tokens and for their details.
 type counted struct{ prompt, details string }
 
 var (
@@ -55,19 +55,18 @@ var (
 func (u Usage) edits(usage []byte) []body.Edit {
 	switch {
 	case body.Member(usage, openAI.prompt) != nil:
-		return u.inWords(openAI, usage)
+		return u.inclusive(openAI, usage)
 	case body.Member(usage, responses.prompt) == nil:
 		return nil
 	case body.Member(usage, responses.details) != nil || body.Member(usage, "total_tokens") != nil:
-		return u.inWords(responses, usage)
+		return u.inclusive(responses, usage)
 	default:
 		return u.anthropic(usage)
 	}
 }
 
-// inWords edits usage of the APIs that include the cached tokens in the prompt's. SGLang's own
-// API has no details.
-func (u Usage) inWords(c counted, usage []byte) []body.Edit {
+// inclusive edits usage of the APIs that count cached tokens as part of the prompt's. SGLang's own API has no details.
+func (u Usage) inclusive(c counted, usage []byte) []body.Edit {
 	var edits []body.Edit
 	if was, ok := integer(body.Member(usage, c.prompt)); ok && u.Prompt >= 0 && was != u.Prompt {
 		edits = append(edits, setNumber(u.Prompt, c.prompt))

@@ -196,16 +196,16 @@ func sidecar() *Protocol {
 // mooncake: both legs run concurrently and are matched by a transfer id. The engine id of the
 // prefill rank comes from its bootstrap server.
 func mooncake() *Protocol {
-	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens, found: newFound(),
+	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens, pages: newPages(),
 		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
-			if err := p.learn(ctx, &x.Prefill, bootstrapAddress(&x.Prefill), "/query", false); err != nil {
+			if err := p.fetchPage(ctx, &x.Prefill, bootstrapAddress(&x.Prefill), "/query", false); err != nil {
 				return Leg{}, err
 			}
 			edits := append(vllmPrefill(x.Request.API), ask(x.Request, askRemoteDecode, setText("xfer-"+x.Unique.Text, kvParams, "transfer_id"))...)
 			return Leg{Edits: edits}, nil
 		},
 		decode: func(p *Protocol, x *Exchange, _ *Answer) (Leg, error) {
-			engine := mooncakeEngine(p.found.known(&x.Prefill), &x.Prefill)
+			engine := mooncakeEngine(p.page(&x.Prefill), &x.Prefill)
 			if engine == "" {
 				return Leg{}, unusable(&x.Prefill, "engine_id for its rank at /query")
 			}
