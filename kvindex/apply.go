@@ -498,7 +498,9 @@ func (x *Index) remove(s Slot, e *Event) {
 		return
 	}
 	if st.pages != nil {
-		x.removePages(s, e)
+		for _, h := range e.Hashes {
+			x.countRemoved(x.removePage(s, nonzero(h), e.Tier, e.Group))
+		}
 		return
 	}
 	names := x.blockNames(e.Hashes, max(st.blockSize, 1))

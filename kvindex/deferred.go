@@ -70,23 +70,9 @@ func (x *Index) leaveAt(s Slot, p place) {
 
 // listDeferred records that a slot holds deferred blocks in a segment.
 func (x *Index) listDeferred(st *slotState, s Slot, id uint32) {
-	n := len(st.deferred)
-	if n > 0 && st.deferred[n-1] == id {
-		return
+	if n := len(st.deferred); n == 0 || st.deferred[n-1] != id {
+		st.deferred = x.appendPosting(st.deferred, id, st.present, func(id uint32) bool { return x.defers(s, id) })
 	}
-	if n == cap(st.deferred) {
-		if n > 16 && n > 2*st.present {
-			slices.Sort(st.deferred)
-			st.deferred = slices.DeleteFunc(slices.Compact(st.deferred), func(id uint32) bool { return !x.defers(s, id) })
-		}
-		if len(st.deferred) == cap(st.deferred) {
-			grown := make([]uint32, len(st.deferred), n+n/2+4)
-			copy(grown, st.deferred)
-			x.postings += int64(cap(grown)-cap(st.deferred)) * 4
-			st.deferred = grown
-		}
-	}
-	st.deferred = append(st.deferred, id)
 }
 
 // defers reports whether a slot may hold deferred blocks in a segment.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -462,19 +463,24 @@ func (x *Index) insertRun(id uint32, at int, r run) {
 // post records that a slot has runs in a segment now.
 func (x *Index) post(st *slotState, s Slot, id uint32) {
 	st.present++
-	if len(st.segments) == cap(st.segments) {
-		was := cap(st.segments)
-		if len(st.segments) > 16 && len(st.segments) > 2*st.present {
-			x.compactPostings(st, s)
-		}
-		if len(st.segments) == cap(st.segments) {
-			grown := make([]uint32, len(st.segments), len(st.segments)+len(st.segments)/2+4)
-			copy(grown, st.segments)
-			st.segments = grown
-		}
-		x.postings += int64(cap(st.segments)-was) * 4
+	st.segments = x.appendPosting(st.segments, id, st.present, func(id uint32) bool { return x.alive(id) && x.seg(id).present(s) })
+}
+
+// appendPosting appends a segment to a list of a slot that has runs in present segments. Before it lets the list grow it drops
+// duplicates, and entries that are stale by keep, if these are more than half of the list.
+func (x *Index) appendPosting(list []uint32, id uint32, present int, keep func(id uint32) bool) []uint32 {
+	n := len(list)
+	if n == cap(list) && n > 16 && n > 2*present {
+		slices.Sort(list)
+		list = slices.DeleteFunc(slices.Compact(list), func(id uint32) bool { return !keep(id) })
 	}
-	st.segments = append(st.segments, id)
+	if len(list) == cap(list) {
+		grown := make([]uint32, len(list), n+n/2+4)
+		copy(grown, list)
+		x.postings += int64(cap(grown)-cap(list)) * 4
+		list = grown
+	}
+	return append(list, id)
 }
 
 // cut removes the slot's coverage of [start, end) on a tier and returns the number of blocks

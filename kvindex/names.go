@@ -362,15 +362,3 @@ func (x *Index) forgetHeld(s Slot, g segment) {
 		}
 	}
 }
-
-// compactPostings drops stale and duplicate entries of a slot's list of segments.
-func (x *Index) compactPostings(st *slotState, s Slot) {
-	slices.Sort(st.segments)
-	kept := st.segments[:0]
-	for i, id := range st.segments {
-		if (i == 0 || id != st.segments[i-1]) && x.alive(id) && x.seg(id).present(s) {
-			kept = append(kept, id)
-		}
-	}
-	st.segments = kept
-}

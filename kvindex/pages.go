@@ -214,12 +214,6 @@ func (x *Index) holdCompleted(s Slot, id uint32, t Tier) error {
 	return err
 }
 
-func (x *Index) removePages(s Slot, e *Event) {
-	for _, h := range e.Hashes {
-		x.countRemoved(x.removePage(s, nonzero(h), e.Tier, e.Group))
-	}
-}
-
 func (x *Index) removePage(s Slot, name uint64, t Tier, group int32) bool {
 	st := &x.slots[s]
 	p := st.pages

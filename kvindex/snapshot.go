@@ -136,11 +136,7 @@ func (d *dumper) segment(g segment) {
 }
 
 func (d *dumper) units(units map[unit]uint32) {
-	keys := make([]unit, 0, len(units))
-	for u := range units {
-		keys = append(keys, u)
-	}
-	slices.SortFunc(keys, func(a, b unit) int {
+	keys := slices.SortedFunc(maps.Keys(units), func(a, b unit) int {
 		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.group, b.group), cmp.Compare(a.tier, b.tier))
 	})
 	d.num(uint64(len(keys)))
@@ -158,11 +154,7 @@ func (d *dumper) aliases(a *aliases) {
 		return
 	}
 	d.units(a.units)
-	names := make([]uint64, 0, len(a.names))
-	for n := range a.names {
-		names = append(names, n)
-	}
-	slices.Sort(names)
+	names := slices.Sorted(maps.Keys(a.names))
 	d.num(uint64(len(names)))
 	for _, n := range names {
 		v := a.names[n]
@@ -171,11 +163,7 @@ func (d *dumper) aliases(a *aliases) {
 		d.word(v.canonical)
 		d.num(uint64(v.units))
 	}
-	held := make([]aliasHeld, 0, len(a.held))
-	for h := range a.held {
-		held = append(held, h)
-	}
-	slices.SortFunc(held, func(a, b aliasHeld) int { return cmp.Or(cmp.Compare(a.own, b.own), cmp.Compare(a.tier, b.tier)) })
+	held := slices.SortedFunc(maps.Keys(a.held), func(a, b aliasHeld) int { return cmp.Or(cmp.Compare(a.own, b.own), cmp.Compare(a.tier, b.tier)) })
 	d.num(uint64(len(held)))
 	for _, h := range held {
 		d.word(h.own)

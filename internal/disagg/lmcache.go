@@ -15,7 +15,7 @@ import (
 // receiver of the decode engine that the request names, and answers with the first
 // token.
 func lmcache() *Protocol {
-	return &Protocol{apis: apis(body.Completions, body.Chat), single: true, refuses: lmcacheRefuses, prefill: lmcachePrefill, decode: lmcacheDecode}
+	return &Protocol{apis: []body.API{body.Completions, body.Chat}, single: true, refuses: lmcacheRefuses, prefill: lmcachePrefill, decode: lmcacheDecode}
 }
 
 func lmcacheRefuses(r *body.Request, ids []uint32) string {

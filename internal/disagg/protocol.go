@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -33,7 +34,7 @@ type Protocol struct {
 
 	// addressesInID: engines read the address of their peer from the request id.
 	addressesInID bool
-	apis          map[body.API]bool
+	apis          []body.API
 	// arranged returns the parts of the protocol that a trusted client has set up itself, "" if
 	// none.
 	arranged func(r *body.Request) string
@@ -105,7 +106,7 @@ func New(name string, o Options) (*Protocol, error) {
 // whole prompt, nil if not known.
 func (p *Protocol) Refuses(r *body.Request, ids []uint32) string {
 	switch {
-	case !p.apis[r.API]:
+	case !slices.Contains(p.apis, r.API):
 		return "not with this API"
 	case r.Form == body.FormNone:
 		return "no prompt"
@@ -128,7 +129,7 @@ func (p *Protocol) Refuses(r *body.Request, ids []uint32) string {
 // Impossible returns why decode engines cannot serve a request at all, "" if they may. That is
 // so if the request cannot be split and decode engines cannot compute a prompt by themselves.
 func (p *Protocol) Impossible(r *body.Request, ids []uint32) string {
-	if !p.Always || !p.apis[r.API] || p.refuses == nil {
+	if !p.Always || !slices.Contains(p.apis, r.API) || p.refuses == nil {
 		return ""
 	}
 	return p.refuses(r, ids)
@@ -199,15 +200,6 @@ func ParseAnswer(raw []byte) (*Answer, error) {
 func (a *Answer) member(name string) []byte { return body.Member(a.raw, name) }
 
 var errNoAnswer = errors.New("the decode leg needs the prefill answer")
-
-// apis returns a set.
-func apis(list ...body.API) map[body.API]bool {
-	out := map[body.API]bool{}
-	for _, a := range list {
-		out[a] = true
-	}
-	return out
-}
 
 // snowflake returns a number that is unique among replicas: 41 bits of milliseconds, 10 of the
 // machine, 12 of a counter, in TensorRT-LLM's layout. The numbers of one Protocol increase.

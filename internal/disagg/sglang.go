@@ -13,7 +13,7 @@ import (
 // decode has fetched the blocks. /v1/messages drops the fields, so its requests are not split.
 func sglang() *Protocol {
 	return &Protocol{AtOnce: true, Always: true,
-		apis:    apis(body.Chat, body.Completions, body.Generate, body.Responses),
+		apis:    []body.API{body.Chat, body.Completions, body.Generate, body.Responses},
 		refuses: sglangRefuses,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			leg := bootstrapLeg(x, &x.Prefill)

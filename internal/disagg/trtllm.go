@@ -11,7 +11,7 @@ import (
 
 const disaggParams = "disaggregated_params"
 
-var trtAPIs = apis(body.Chat, body.Completions)
+var trtAPIs = []body.API{body.Chat, body.Completions}
 
 // trtContextFirst is TensorRT-LLM's default: the context server answers with its first token and
 // the parameters that the generation server needs.

@@ -143,20 +143,16 @@ func (u *LegUsage) Keep(usage *Usage) {
 
 // Wait waits for the leg's end, at most for most, and reports whether it has come.
 func (u *LegUsage) Wait(most time.Duration) bool {
-	select {
-	case <-u.ended:
-		return true
-	default:
-	}
-	if most <= 0 {
-		return false
-	}
 	t := time.NewTimer(most)
 	defer t.Stop()
 	select {
 	case <-u.ended:
-		return true
 	case <-t.C:
+	}
+	select {
+	case <-u.ended: // perhaps both
+		return true
+	default:
 		return false
 	}
 }

@@ -14,7 +14,7 @@ import (
 // This file contains vLLM's connectors except LMCache and MoRIIO. Sources of the fields: vLLM's
 // toy_proxy_server and connectors, as of 0.32.
 
-var vllmAPIs = apis(body.Chat, body.Completions, body.Responses, body.Messages, body.VLLMGenerate)
+var vllmAPIs = []body.API{body.Chat, body.Completions, body.Responses, body.Messages, body.VLLMGenerate}
 
 // oneToken limits an answer to one token for the prefill leg, by API. It removes minimum
 // lengths, which would contradict.

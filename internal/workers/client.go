@@ -62,13 +62,7 @@ func parseLoads(page []byte, engine string) []RankLoad {
 		{[]byte(names.waiting), func(l *RankLoad, v float64) { l.Waiting += v }},
 		{[]byte(names.usage), func(l *RankLoad, v float64) { l.KVUsage = max(l.KVUsage, v) }},
 	}
-	for len(page) > 0 {
-		line := page
-		if end := bytes.IndexByte(page, '\n'); end >= 0 {
-			line, page = page[:end], page[end+1:]
-		} else {
-			page = nil
-		}
+	for line := range bytes.Lines(page) {
 		for _, f := range fields {
 			rest, ok := bytes.CutPrefix(line, f.name)
 			if !ok || len(rest) == 0 || (rest[0] != '{' && rest[0] != ' ') {

@@ -18,9 +18,9 @@ type applier struct {
 	// replay starts a replay; nil if the source has none.
 	replay func(Action)
 	// targets are the targets that events have arrived for, oldest first.
-	targets []kvindex.Target
-	counters   *counters
-	removed []kvindex.EngineHash // scratch space of part
+	targets  []kvindex.Target
+	counters *counters
+	removed  []kvindex.EngineHash // scratch space of part
 }
 
 // batchDecoder is a Decoder, or its replacement for other transports.
@@ -40,7 +40,9 @@ type counters struct {
 	warned           map[Reason]bool
 }
 
-func newCounters() *counters { return &counters{dropped: map[Reason]uint64{}, warned: map[Reason]bool{}} }
+func newCounters() *counters {
+	return &counters{dropped: map[Reason]uint64{}, warned: map[Reason]bool{}}
+}
 
 // status returns a copy of the counters.
 func (t *counters) status(worker string) Status {

@@ -345,7 +345,7 @@ func (d *Decoder) finish(tag []byte, e *blockEvent) bool {
 	ev.Tokens, ev.BlockSize = e.tokens, int(e.blockSize)
 	ev.Adapter = d.names.get(e.loraName)
 	if ev.Adapter == "" && e.loraID != "" {
-		ev.Adapter = adapterID(e.loraID)
+		ev.Adapter = "lora-id:" + e.loraID // an old engine: no request uses this name, which keeps the adapter's blocks separate
 	}
 	ev.Salt = d.names.get(e.salt)
 	if e.hasExtra {
@@ -360,10 +360,6 @@ func (d *Decoder) finish(tag []byte, e *blockEvent) bool {
 	d.batch.Events = append(d.batch.Events, ev)
 	return true
 }
-
-// adapterID returns a name for an adapter of which an old engine publishes only the number. The
-// name keeps the adapter's blocks separate; no request will use it.
-func adapterID(id string) string { return "lora-id:" + id }
 
 // learnGroup records the groups that are neither main attention nor have a window or a recurrent state:
 // removals do not carry the kind.

@@ -75,7 +75,11 @@ func NewDecoder(engine Engine, blockSize int) *Decoder {
 func (d *Decoder) Forget() {
 	clear(d.otherGroups)
 	d.several, d.lone = false, false
-	d.trt = trtState{blockSize: d.trt.configured(), fixed: d.trt.fixed}
+	fresh := trtState{fixed: d.trt.fixed}
+	if fresh.fixed {
+		fresh.blockSize = d.trt.blockSize
+	}
+	d.trt = fresh
 }
 
 // Decode decodes a payload. An invalid event is dropped alone and counted in Batch.Dropped;

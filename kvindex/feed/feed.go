@@ -23,15 +23,15 @@ type Feed struct {
 	done   chan struct{}
 	poke   chan struct{} // requests another poll of a polled source
 
-	mu      sync.Mutex
-	room    sync.Cond // signals that the machine is no longer full, or the feed ends
-	machine *Machine  // of a ZMQ source
-	main    *applier
-	byRank  map[int32]*applier // of a polled source
-	counters   *counters
-	warned  time.Time // about a failed connection
-	closed  bool
-	replays sync.WaitGroup
+	mu       sync.Mutex
+	room     sync.Cond // signals that the machine is no longer full, or the feed ends
+	machine  *Machine  // of a ZMQ source
+	main     *applier
+	byRank   map[int32]*applier // of a polled source
+	counters *counters
+	warned   time.Time // about a failed connection
+	closed   bool
+	replays  sync.WaitGroup
 	// stopReplay closes the running replay's connection.
 	stopReplay context.CancelFunc
 }

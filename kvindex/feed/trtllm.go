@@ -2,6 +2,7 @@ package feed
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -37,13 +38,6 @@ type trtState struct {
 	refused bool
 }
 
-func (s *trtState) configured() int {
-	if s.fixed {
-		return s.blockSize
-	}
-	return 0
-}
-
 // trtHash is a block hash: an unsigned 64-bit number, or the first 8 bytes of a digest in hex.
 type trtHash uint64
 
@@ -68,7 +62,9 @@ func (h *trtHash) UnmarshalJSON(b []byte) error {
 }
 
 func hexHash(s string) (uint64, error) {
-	s = trimHex(s)
+	if len(s) > 2 && strings.EqualFold(s[:2], "0x") {
+		s = s[2:]
+	}
 	if len(s) > 16 {
 		if _, err := hex.DecodeString(s); err != nil {
 			return 0, fmt.Errorf("hash %q: %w", s, err)
@@ -76,13 +72,6 @@ func hexHash(s string) (uint64, error) {
 		s = s[:16]
 	}
 	return strconv.ParseUint(s, 16, 64)
-}
-
-func trimHex(s string) string {
-	if len(s) > 2 && s[0] == '0' && (s[1] == 'x' || s[1] == 'X') {
-		return s[2:]
-	}
-	return s
 }
 
 // trtToken is a token of a block, possibly with an id of further content.
@@ -284,13 +273,6 @@ type trtEvent struct {
 	trtData
 }
 
-func (e *trtEvent) body() *trtData {
-	if e.Data != nil {
-		return e.Data
-	}
-	return &e.trtData
-}
-
 // looksLikeJSON distinguishes an HTTP event from a MessagePack batch, whose first byte is never '{' (a fixint).
 func looksLikeJSON(b []byte) bool {
 	b = bytes.TrimLeft(b, " \t\r\n")
@@ -324,7 +306,7 @@ func (d *Decoder) trtEvent(e *trtEvent) {
 		d.drop(UnknownHash)
 		return
 	}
-	data := e.body()
+	data := cmp.Or(e.Data, &e.trtData)
 	if data.Type == "created" {
 		d.trt.window = max(d.trt.window, e.Window)
 		d.drop(NoEffect)

@@ -148,28 +148,15 @@ func (r *Reader) Uint64() (uint64, error) {
 		return 0, err
 	}
 	r.i += 1 + n
-	signed := c >= 0xd0
-	switch n {
-	case 1:
-		if signed {
-			return uint64(int64(int8(p[0]))), nil
-		}
-		return uint64(p[0]), nil
-	case 2:
-		v := binary.BigEndian.Uint16(p)
-		if signed {
-			return uint64(int64(int16(v))), nil
-		}
-		return uint64(v), nil
-	case 4:
-		v := binary.BigEndian.Uint32(p)
-		if signed {
-			return uint64(int64(int32(v))), nil
-		}
-		return uint64(v), nil
-	default:
+	if n == 8 {
 		return binary.BigEndian.Uint64(p), nil
 	}
+	v := uint64(size(p))
+	if c >= 0xd0 { // extend the sign
+		shift := 64 - 8*n
+		v = uint64(int64(v<<shift) >> shift)
+	}
+	return v, nil
 }
 
 // Int64 reads an integer that must fit into an int64.
@@ -250,7 +237,7 @@ func (r *Reader) Bytes() ([]byte, error) {
 	return r.b[at:r.i:r.i], nil
 }
 
-// size reads a big-endian length of 1, 2 or 4 bytes.
+// size reads a big-endian number of 1, 2 or 4 bytes.
 func size(p []byte) int {
 	switch len(p) {
 	case 1:
