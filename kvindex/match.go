@@ -38,27 +38,27 @@ type Matches struct {
 // changes become visible in steps of up to 256 blocks). It allocates only to grow m, and stops
 // at the first block that no target holds together with all blocks before it.
 func (x *Index) Match(hashes []Hash, m *Matches) {
-	x.MatchPrompt(hashes, len(hashes)*x.cfg.BlockSize+1, m)
+	x.MatchPrompt(hashes, len(hashes)*x.cfg.BlockSize+1, 0, m)
 }
 
-// MatchPrompt is Match for a prompt of this number of tokens. The number matters only for targets with
-// sliding windows: engines always compute the last token, so it determines where the reused prefix
-// ends, and with it which windows the target must hold.
-func (x *Index) MatchPrompt(hashes []Hash, tokens int, m *Matches) {
+// MatchPrompt is Match for a prompt of this number of tokens, of whose last blocks an engine computes some (unused) again even
+// if it has them (vLLM with EAGLE: one). The number of tokens matters only then, and for targets with sliding windows: engines
+// always compute the last token, so it determines where the reused prefix ends, and with it which windows the target must hold.
+func (x *Index) MatchPrompt(hashes []Hash, tokens, unused int, m *Matches) {
 	if m.stripe == 0 {
 		m.stripe = x.gate.turn.Add(1)
 	}
 	if !x.gate.enter(m.stripe) {
 		x.lock()
 		defer x.unlock()
-		x.match(hashes, tokens, m)
+		x.match(hashes, tokens, unused, m)
 		return
 	}
 	defer x.gate.leave(m.stripe) // a panic must not block writers forever
-	x.match(hashes, tokens, m)
+	x.match(hashes, tokens, unused, m)
 }
 
-func (x *Index) match(hashes []Hash, tokens int, m *Matches) {
+func (x *Index) match(hashes []Hash, tokens, unused int, m *Matches) {
 	m.Holders, m.Blocks = m.Holders[:0], 0
 	if len(hashes) == 0 {
 		return
@@ -86,11 +86,11 @@ func (x *Index) match(hashes []Hash, tokens int, m *Matches) {
 	if len(x.parts) > 0 {
 		w.wholeBlocks(x.parts)
 	}
-	if len(x.windows) > 0 {
-		w.out = x.cutToWindows(w.out, hashes, x.readable(tokens))
+	if len(x.windows) > 0 || unused > 0 {
+		w.out = x.shorten(w.out, hashes, x.readable(tokens), unused)
 	}
 	m.Holders = w.out
-	if !w.tiered && len(x.parts) == 0 && len(x.windows) == 0 {
+	if !w.tiered && len(x.parts) == 0 && len(x.windows) == 0 && unused == 0 {
 		m.Blocks = w.longest
 		return
 	}

@@ -343,13 +343,18 @@ func (w *windows) remove(u unit, group int) bool {
 	return true
 }
 
-// cutToWindows shortens what slots with windows match, at most to most blocks, and drops those that have nothing left.
-func (x *Index) cutToWindows(out []Match, hashes []Hash, most int) []Match {
+// shorten cuts what slots match, at most to most blocks, by unused blocks of the engine and to what their windows leave, and
+// drops those that have nothing left.
+func (x *Index) shorten(out []Match, hashes []Hash, most, unused int) []Match {
 	kept := out[:0]
 	for _, h := range out {
-		if int(h.Slot) < len(x.windows) && x.windows[h.Slot] != nil {
-			held := min(int(h.Total()+h.Speculative), most)
-			left := uint32(x.windows[h.Slot].longest(hashes[:held], x.partsOf(h.Slot), x.cfg.BlockSize))
+		windowed, parts := int(h.Slot) < len(x.windows) && x.windows[h.Slot] != nil, x.partsOf(h.Slot)
+		if windowed || unused > 0 {
+			held := max(0, min(int(h.Total()+h.Speculative), most)/parts-unused) * parts
+			if windowed {
+				held = x.windows[h.Slot].longest(hashes[:held], parts, x.cfg.BlockSize)
+			}
+			left := uint32(held)
 			for t := range h.Blocks {
 				h.Blocks[t] = min(h.Blocks[t], left)
 				left -= h.Blocks[t]

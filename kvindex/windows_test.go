@@ -7,6 +7,7 @@ import (
 	"math"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -257,7 +258,7 @@ func (w *windowWorld) speculate(t *rapid.T) {
 func (w *windowWorld) matched(s Slot, tokens []uint32) int {
 	h := w.x.Hasher()
 	var m Matches
-	w.x.MatchPrompt(h.AppendHashes(nil, h.Seed("m", "", ""), tokens, windowIndexBlock), len(tokens), &m)
+	w.x.MatchPrompt(h.AppendHashes(nil, h.Seed("m", "", ""), tokens, windowIndexBlock), len(tokens), 0, &m)
 	for _, got := range m.Holders {
 		if got.Slot == s {
 			return int(got.Total()+got.Speculative) * windowIndexBlock
@@ -425,7 +426,7 @@ func TestStrangeWindows(t *testing.T) {
 				checkInvariants(t, x)
 				x.checkWindows(t)
 				var m Matches
-				x.MatchPrompt(hashes, rapid.IntRange(-1, 40).Draw(t, "of tokens"), &m)
+				x.MatchPrompt(hashes, rapid.IntRange(-1, 40).Draw(t, "of tokens"), 0, &m)
 				for _, h := range m.Holders {
 					if n := int(h.Total() + h.Speculative); n < 1 || n > len(hashes) {
 						t.Fatalf("got %d blocks of %d", n, len(hashes))
@@ -476,7 +477,7 @@ func windowedSlot(t *testing.T) (x *Index, s Slot, tokens []uint32, hashes []Has
 
 func lengthOf(x *Index, hashes []Hash, tokens int) (held, sent int) {
 	var m Matches
-	x.MatchPrompt(hashes, tokens, &m)
+	x.MatchPrompt(hashes, tokens, 0, &m)
 	if len(m.Holders) == 0 {
 		return 0, 0
 	}
@@ -805,7 +806,7 @@ func TestLookupsDuringChangesOfWindows(t *testing.T) {
 					return
 				default:
 				}
-				x.MatchPrompt(hashes, 33, &m)
+				x.MatchPrompt(hashes, 33, 0, &m)
 				for _, h := range m.Holders {
 					if n := h.Total() + h.Speculative; h.Slot == s && (n == 0 || n > 8) {
 						t.Errorf("got %d blocks of 8", n)
@@ -878,6 +879,50 @@ func TestLoneWindow(t *testing.T) {
 		}
 		if got != c.want {
 			t.Errorf("%d tokens, a window of %d: got a credit of %d blocks, want %d", c.tokens, c.lone, got, c.want)
+		}
+	}
+}
+
+// TestUnused: an engine may compute again the last of its blocks that it could use, of a prompt and before its windows count.
+func TestUnused(t *testing.T) {
+	x, err := New(Config{BlockSize: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := make([]uint32, 128)
+	for slot, c := range []struct {
+		size, window int
+		want         [3]int // blocks of a prompt of 128, 127 and 16 tokens
+	}{{16, 0, [3]int{6, 6, 0}}, {32, 0, [3]int{4, 4, 0}}, {16, 17, [3]int{6, 6, 0}}} {
+		s, err := x.Add(Target{Worker: strconv.Itoa(slot), Rank: NoRank}, "m", c.size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		full := Event{Kind: Stored, Hashes: make([]EngineHash, 128/c.size), Tokens: ids, BlockSize: c.size}
+		for i := range full.Hashes {
+			full.Hashes[i] = EngineHash(i + 1)
+		}
+		if err := x.Apply(s, &full); err != nil {
+			t.Fatal(err)
+		}
+		if c.window > 0 {
+			if err := x.Apply(s, &Event{Kind: Stored, Group: 1, Window: c.window, Hashes: full.Hashes[5:6], BlockSize: c.size}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		h := x.Hasher()
+		for i, tokens := range []int{128, 127, 16} {
+			var m Matches
+			x.MatchPrompt(h.AppendHashes(nil, h.Seed("m", "", ""), ids[:tokens], 16), tokens, 1, &m)
+			got := 0
+			for _, held := range m.Holders {
+				if held.Slot == s {
+					got = int(held.Total())
+				}
+			}
+			if got != c.want[i] {
+				t.Errorf("blocks of %d, a window of %d, %d tokens: got %d blocks, want %d", c.size, c.window, tokens, got, c.want[i])
+			}
 		}
 	}
 }

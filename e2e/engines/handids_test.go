@@ -19,10 +19,45 @@ import (
 )
 
 // TestHandedIDs compares the answers to requests with ids in the place of the text with the engine's own answers to the same
-// requests without them: all bytes but random identifiers and times are equal.
+// requests without them: all bytes but random identifiers and times are equal. By default long prompts go with ids.
 func TestHandedIDs(t *testing.T) {
-	k := *vllm
-	k.blocks, k.further, k.options = 256, []string{"--reasoning-parser", "qwen3"}, ", hand_ids: true"
+	t.Run("always", func(t *testing.T) {
+		k := *vllm
+		k.blocks, k.options = 256, ", hand_ids: true"
+		compareHanded(t, k, 100, 60, func(_ string, _ int, _ m, must bool) bool { return must })
+	})
+	t.Run("by default", func(t *testing.T) {
+		k := *vllm
+		k.blocks, k.context = 768, 12288
+		compareHanded(t, k, 16, 5, func(api string, n int, body m, must bool) bool {
+			if n%2 == 1 {
+				return false // it stays short
+			}
+			lengthen(api, body, prose(fmt.Sprint("long ", api, n), 4200))
+			return must && body["truncate_prompt_tokens"] == nil
+		})
+	})
+}
+
+// lengthen puts a text before the prompt of a body.
+func lengthen(api string, body m, text string) {
+	switch field := map[string]string{"/v1/completions": "prompt", "/v1/responses": "input"}[api]; field {
+	case "prompt":
+		body[field] = fmt.Sprint(text, " ", body[field])
+	case "input":
+		items, _ := body[field].([]m)
+		body[field] = slices.Concat([]m{user(text)}, items)
+	default:
+		messages, _ := body["messages"].([]m)
+		body["messages"] = slices.Concat([]m{user(text)}, messages)
+	}
+}
+
+// compareHanded sends count requests to each API, of which at least least go with ids. form may change a body, and returns
+// whether it goes with ids.
+func compareHanded(t *testing.T, k kind, count, least int, form func(api string, n int, body m, must bool) bool) {
+	t.Helper()
+	k.further = []string{"--reasoning-parser", "qwen3"}
 	e := startEngine(t, &k)
 	var sent atomic.Pointer[[]byte] // the last body that came to the engine
 	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: e.address})
@@ -43,7 +78,8 @@ func TestHandedIDs(t *testing.T) {
 	b.until("the engine was asked whether it takes ids", func() bool { // for each API when its first request comes
 		taken := true
 		for path, body := range map[string]m{"/v1/chat/completions": chat(user("Hi")), "/v1/completions": completion("Hi"),
-			"/v1/messages": chat(user("Hi")), "/v1/responses": {"model": modelName, "input": "Hi", "max_output_tokens": 1}} {
+			"/v1/messages": chat(user("Hi")), "/v1/responses": {"model": modelName, "input": []m{user("Hi")}, "max_output_tokens": 1}} {
+			form(path, 0, body, true)
 			b.both(path, body)
 			taken = handed(*sent.Load()) && taken
 		}
@@ -51,8 +87,9 @@ func TestHandedIDs(t *testing.T) {
 	})
 	for _, api := range []string{"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"} {
 		equal, refused, taken := 0, 0, 0
-		for n := range 100 {
+		for n := range count {
 			body, must := handedRequest(api, n)
+			must = form(api, n, body, must)
 			own, through, status := b.both(api, body)
 			switch took := handed(*sent.Load()); {
 			case !bytes.Equal(own, through):
@@ -69,8 +106,8 @@ func TestHandedIDs(t *testing.T) {
 			}
 		}
 		t.Logf("%s: %d equal answers, %d of them with ids, %d refusals", api, equal, taken, refused)
-		if taken < 60 {
-			t.Errorf("%s: %d requests with ids, want 60 at least", api, taken)
+		if taken < least {
+			t.Errorf("%s: %d requests with ids, want %d at least", api, taken, least)
 		}
 	}
 }

@@ -49,7 +49,7 @@ def make(tokenizer, target, kind="qwen3", template=None, adapters=()):
 
     shape = dict(
         vocab_size=(top // 64 + 1) * 64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=64, max_position_embeddings=4096, tie_word_embeddings=kind != "qwen3",
+        num_key_value_heads=1, head_dim=64, max_position_embeddings=16384, tie_word_embeddings=kind != "qwen3",
         bos_token_id=special("bos_token"), eos_token_id=special("eos_token"), pad_token_id=special("pad_token"))
     configs = {
         "qwen3": lambda: transformers.Qwen3Config(**shape),

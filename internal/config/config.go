@@ -140,6 +140,7 @@ type Model struct {
 	Multimodal     *bool    `yaml:"multimodal" jsonschema_description:"The model accepts images, audio or video; if false, such requests are refused. Absent: decided by the tokenizer folder's config.json, or else by the chat template."`
 	MaxModelLen    int      `yaml:"max_model_len" jsonschema:"minimum=0" jsonschema_description:"Context length of the engine in tokens; 0: what all its engines name in GET /v1/models, if they do."`
 	EngineModel    string   `yaml:"engine_model" jsonschema_description:"What vLLM's --model is, a path or a name: part of its hashes of images. Empty: asked of the workers (root in GET /v1/models)."`
+	EAGLE          bool     `yaml:"eagle" jsonschema_description:"vLLM runs with EAGLE, MTP, DFlash or DSpark (--speculative-config), and without disable_eagle_block_drop: it computes the last block of what it has cached again."`
 	CacheBytes     Bytes    `yaml:"cache_bytes" jsonschema_description:"Memory for cached tokenizations of earlier prompts."`
 	HandIDs        *bool    `yaml:"hand_ids" jsonschema_description:"Forward the token ids of chats, completions, messages and responses to workers that were found to answer with them as without (see docs/tokens.md), so that they do not tokenize again. Absent: those of long prompts, to vLLM."`
 	Check          Check    `yaml:"check" jsonschema_description:"Comparison with the engine's own tokenizer."`

@@ -204,6 +204,13 @@ func TestWorkersThatDiffer(t *testing.T) {
 	if got := holders(s); !slices.Equal(got, []string{"a"}) {
 		t.Errorf("overlaps of our ids: got %q, want only a, whose tokenizer agrees", got)
 	}
+	p.Made = s
+	for eagle, want := range map[bool]int32{false: 64, true: 48} { // the last block is not used
+		s.Config.EAGLE = eagle
+		if got := d.AppendOverlaps(nil, &p, &kvindex.Matches{})[0].Speculative; got != want {
+			t.Errorf("eagle %v: got %d of 80 tokens, want %d", eagle, got, want)
+		}
+	}
 	if got := holders(nil); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("overlaps of a renderer's ids: got %q, want both workers", got)
 	}

@@ -28,7 +28,11 @@ func (f *Fleet) AppendOverlaps(dst []routing.Overlap, p *Prompt, matches *kvinde
 	if len(p.Hashes) == 0 {
 		return dst
 	}
-	f.index.MatchPrompt(p.Hashes, p.Tokens, matches)
+	unused := 0
+	if p.Made != nil && p.Made.Config.EAGLE {
+		unused = 1
+	}
+	f.index.MatchPrompt(p.Hashes, p.Tokens, unused, matches)
 	at := len(dst)
 	dst = appendOverlaps(dst, matches, f.Config.Index.BlockSize, p.Tokens, f.engineBlocks())
 	if p.Made == nil || p.Made.agreement.differing.Load() == nil {

@@ -17,8 +17,7 @@ const (
 	signalContinue
 )
 
-// frame is an activation of a funcScope. It outlives its call if a macro that the call defined
-// does.
+// frame is an activation of a funcScope. It outlives its call if a macro that the call defined does.
 type frame struct {
 	slots  []Value
 	parent *frame
@@ -348,8 +347,7 @@ func (c *compiler) conditional(s scope, n *node) stmt {
 	}
 }
 
-// generation compiles the tag that marks the assistant's text, which acts as a call block around
-// its body.
+// generation compiles the tag that marks the assistant's text, which acts as a call block around its body.
 func (c *compiler) generation(s scope, n *node) stmt {
 	fn := &funcScope{parent: s.sym.fn}
 	in := s.inner(fn)

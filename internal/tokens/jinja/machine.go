@@ -35,8 +35,7 @@ func (m *machine) step() {
 // stepsAtOnce is the number of steps between two checks of the stop channel: about a millisecond.
 const stepsAtOnce = 1 << 16
 
-// look grants the next steps. It raises ResourceLimit if none remain, and Stopped if stop is
-// closed.
+// look grants the next steps. It raises ResourceLimit if none remain, and Stopped if stop is closed.
 func (m *machine) look() {
 	for m.steps < 0 {
 		if m.later == 0 {

@@ -669,8 +669,7 @@ func (p *parser) dotted() string {
 	return strings.Join(parts, ".")
 }
 
-// filters reads "|a|b(c)"; with inline the first filter has no bar. It returns n itself if there
-// are none.
+// filters reads "|a|b(c)"; with inline the first filter has no bar. It returns n itself if there are none.
 func (p *parser) filters(n *node, inline bool) *node {
 	for links := 0; inline || p.isOp("|"); p.grow(&links) {
 		if !inline {
