@@ -22,8 +22,7 @@ const (
 	fieldWindowUpdate    = 14
 )
 
-// empty holds the answers that change nothing, by kind. All streams share them; they are
-// read-only.
+// empty holds the answers that change nothing, by kind. All streams share them; they are read-only.
 var empty = func() (out [KindResponseTrailers + 1]*answer) {
 	for k := KindRequestHeaders; k <= KindResponseTrailers; k++ {
 		e := newEncoder(2)

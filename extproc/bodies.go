@@ -10,8 +10,7 @@ import (
 // reference, the reference-counted buffer and the buffer's slice.
 const pieceOverhead = 128
 
-// heldBytes is an upper bound of the memory of body: buffers are up to a quarter larger than
-// their content, see pool.
+// heldBytes is an upper bound of the memory of body: buffers are up to a quarter larger than their content, see pool.
 func heldBytes(body mem.BufferSlice) (n int64) {
 	for _, b := range body {
 		size := int64(b.Len())
@@ -30,9 +29,8 @@ type bodies struct {
 	count    int
 }
 
-// grow changes the memory of one stream's body from *held to n bytes, 0 meaning no body. It
-// reports whether the total of all streams is within the limits; if not, nothing changes. A body
-// is always accepted while no other one is held.
+// grow changes the memory of one stream's body from *held to n bytes, 0 meaning no body. It reports whether the total
+// of all streams is within the limits; if not, nothing changes. A body is always accepted while no other one is held.
 func (b *bodies) grow(held *int64, n int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -73,8 +71,7 @@ func (s *Server) SetBodies(count int, bytes int64) {
 	s.bodies.maxCount, s.bodies.maxBytes = count, bytes
 }
 
-// InFlight returns the number of request bodies held and an upper bound of their memory in
-// bytes.
+// InFlight returns the number of request bodies held and an upper bound of their memory in bytes.
 func (s *Server) InFlight() (count int, bytes int64) {
 	s.bodies.mu.Lock()
 	defer s.bodies.mu.Unlock()

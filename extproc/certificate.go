@@ -15,15 +15,13 @@ import (
 	"time"
 )
 
-// selfSignedFor is the validity of a generated certificate. Data planes that use
-// one do not verify it.
+// selfSignedFor is the validity of a generated certificate. Data planes that use one do not verify it.
 const selfSignedFor = 10 * 365 * 24 * time.Hour
 
-// TLSConfig returns a server configuration for HTTP/2 with the certificate of the two PEM files.
-// The files are read again when one of them has changed; without file names a self-signed
-// certificate is generated. TLS 1.2 is allowed because Envoy's client uses it by default.
-// TLSConfig fails if the files cannot be read; if a later read fails, the last good certificate
-// stays in use.
+// TLSConfig returns a server configuration for HTTP/2 with the certificate of the two PEM files. The files are read
+// again when one of them has changed; without file names a self-signed certificate is generated. TLS 1.2 is allowed
+// because Envoy's client uses it by default. TLSConfig fails if the files cannot be read; if a later read fails, the
+// last good certificate stays in use.
 func TLSConfig(certFile, keyFile string) (*tls.Config, error) {
 	var get func() *tls.Certificate
 	if certFile == "" && keyFile == "" {

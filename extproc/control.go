@@ -29,10 +29,9 @@ func (c *controls) match(name string) bool {
 	return slices.Contains(c.exact, name) || slices.ContainsFunc(c.prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
-// Envoy answers 500 if a mutated request exceeds these limits (defaults of its HTTP connection
-// manager). Envoy measures a client's request before adding its own headers, so a request may
-// exceed them by a few headers before any mutation. A larger excess shows that the limits are
-// configured higher.
+// Envoy answers 500 if a mutated request exceeds these limits (defaults of its HTTP connection manager). Envoy measures
+// a client's request before adding its own headers, so a request may exceed them by a few headers before any mutation.
+// A larger excess shows that the limits are configured higher.
 const (
 	maxHeaders       = 100
 	maxHeaderTotal   = 60 << 10

@@ -6,8 +6,7 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// sendDecision sends a decision in the form that the exchange's mode requires, as the answer to
-// a message of kind k.
+// sendDecision sends a decision in the form that the exchange's mode requires, as the answer to a message of kind k.
 func (x *exchange) sendDecision(k Kind, d *Decision, editable bool) error {
 	fail := x.srv.opts.Metrics.Failure
 	pick := d.Endpoint

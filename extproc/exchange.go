@@ -21,8 +21,7 @@ const (
 	phaseOpen phase = iota
 	// phaseDecided: the decision was sent; the rest of the body may still follow.
 	phaseDecided
-	// phaseAbandoned: a response arrived, or the request was rejected, before or instead of a
-	// decision.
+	// phaseAbandoned: a response arrived, or the request was rejected, before or instead of a decision.
 	phaseAbandoned
 )
 
@@ -44,8 +43,7 @@ type exchange struct {
 	phase phase
 	// over reports that nothing is left to do: the handler may return nil.
 	over bool
-	// reqDone and respDone report that the direction has ended and its last message was
-	// answered.
+	// reqDone and respDone report that the direction has ended and its last message was answered.
 	reqDone, respDone bool
 
 	req  Request // empty once it is decided
@@ -196,8 +194,7 @@ func (x *exchange) requestHeaders(m *message) error {
 	case x.request.holds():
 		return nil
 	}
-	// The decision is sent with the answer to the body, if there is one. The client's control
-	// headers are removed now.
+	// The decision is sent with the answer to the body, if there is one. The client's control headers are removed now.
 	if m := x.srv.controls.strip(&x.view); !m.empty() {
 		if !x.view.fits(&m) {
 			return x.reject(tooManyHeaders())

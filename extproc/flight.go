@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// flight is the ticket of a request in flight. It serialises the calls of a Ticket, ensures that
-// End is called exactly once and last even if several streams report on the request, and
-// recovers panics in the ticket.
+// flight is the ticket of a request in flight. It serialises the calls of a Ticket, ensures that End is called exactly
+// once and last even if several streams report on the request, and recovers panics in the ticket.
 type flight struct {
 	id     requestHash // zero if it cannot be found by other streams
 	ticket Ticket
@@ -110,8 +109,7 @@ func (f *flight) end(at time.Time) (waits bool) {
 	return wants && !f.told
 }
 
-// setOutcome records the outcome and reports whether the flight has ended too, so that nothing
-// more is expected of it.
+// setOutcome records the outcome and reports whether the flight has ended too, so that nothing more is expected of it.
 func (f *flight) setOutcome(o Outcome) (through bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -33,8 +33,7 @@ func Failures() []Failure {
 	}
 }
 
-// Metrics are hooks, called on the request path: they must be fast and safe for concurrent use.
-// Nil hooks are allowed.
+// Metrics are hooks, called on the request path: they must be fast and safe for concurrent use. Nil hooks are allowed.
 type Metrics struct {
 	// Opened and Closed bracket each stream, starting with its first message.
 	Opened func(m Mode)

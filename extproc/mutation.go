@@ -6,8 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxHeaderBytes limits a header's name and its value, each (rules of
-// config.core.v3.HeaderValue).
+// maxHeaderBytes limits a header's name and its value, each (rules of config.core.v3.HeaderValue).
 const maxHeaderBytes = 16384
 
 // mutation is a HeaderMutation under construction. Its names are valid and in lower case; its

@@ -11,8 +11,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// DefaultBodyLimit is the largest request body accepted if Options does not set a limit, in
-// bytes.
+// DefaultBodyLimit is the largest request body accepted if Options does not set a limit, in bytes.
 const DefaultBodyLimit = 32 << 20
 
 // DefaultLateTickets is the default of Options.LateTickets.
@@ -31,8 +30,7 @@ type Options struct {
 	// hold together. A body over a limit is answered with 503. 0 means unlimited.
 	MaxBodies    int
 	MaxBodyBytes int64
-	// MaxStreams limits the concurrent streams of one connection; 0 means unlimited. See
-	// GRPCOptions.
+	// MaxStreams limits the concurrent streams of one connection; 0 means unlimited. See GRPCOptions.
 	MaxStreams uint32
 	// ControlHeaders are removed from every request, unless the decision sets them; nil means
 	// DefaultControlHeaders. A trailing * matches any suffix.
@@ -54,8 +52,7 @@ type Options struct {
 	// 0 means DefaultLateTickets. A negative value keeps none, as suits a data plane without
 	// access log; a first token seen late counts as FailureUnknownRequest then.
 	LateTickets int
-	// DrainQuiet is how long no stream must have been open for Drain to return early; 0 means
-	// one second.
+	// DrainQuiet is how long no stream must have been open for Drain to return early; 0 means one second.
 	DrainQuiet time.Duration
 	// Metrics may be the zero value.
 	Metrics Metrics

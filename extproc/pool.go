@@ -25,8 +25,7 @@ type pool struct {
 // buffers is shared by all servers of the process.
 var buffers = &pool{}
 
-// class returns the smallest class whose buffers hold n bytes, and their size; ok is false above
-// the largest size.
+// class returns the smallest class whose buffers hold n bytes, and their size; ok is false above the largest size.
 func class(n int) (index, size int, ok bool) {
 	n = max(n, 1<<minPooledBits)
 	k := bits.Len(uint(n-1)) - 1 // 1<<k < n <= 2<<k

@@ -11,8 +11,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// Server serves ext_proc, Envoy's access log and gRPC health. It is safe for
-// concurrent use.
+// Server serves ext_proc, Envoy's access log and gRPC health. It is safe for concurrent use.
 type Server struct {
 	opts     Options
 	handler  Handler
@@ -82,8 +81,7 @@ func (s *Server) Register(g *grpc.Server) {
 	s.RegisterHealth(g)
 }
 
-// RegisterHealth registers only the health service on g: an additional port for probes that
-// should not reach ext_proc.
+// RegisterHealth registers only the health service on g: an additional port for probes that should not reach ext_proc.
 func (s *Server) RegisterHealth(g grpc.ServiceRegistrar) {
 	grpc_health_v1.RegisterHealthServer(g, s.health)
 }
@@ -99,9 +97,8 @@ func (s *Server) SetServing(ok bool) {
 	}
 }
 
-// process serves one stream. The request is decided in the calling goroutine; the response is
-// followed in a goroutine of its own, so that a drain can return from here while that goroutine
-// waits for a message.
+// process serves one stream. The request is decided in the calling goroutine; the response is followed in a goroutine
+// of its own, so that a drain can return from here while that goroutine waits for a message.
 func (s *Server) process(stream grpc.ServerStream) error {
 	s.count(1)
 	defer s.count(-1)
@@ -207,10 +204,9 @@ func (s *Server) count(delta int) {
 	}
 }
 
-// Drain reports not serving, closes all streams whose request is decided so that running
-// responses continue without the server, and keeps serving new streams. It returns when ctx
-// ends, or when no stream has been open for Options.DrainQuiet. Streams with a response in
-// FULL_DUPLEX_STREAMED cannot be closed early and run to their end.
+// Drain reports not serving, closes all streams whose request is decided so that running responses continue without the
+// server, and keeps serving new streams. It returns when ctx ends, or when no stream has been open for
+// Options.DrainQuiet. Streams with a response in FULL_DUPLEX_STREAMED cannot be closed early and run to their end.
 func (s *Server) Drain(ctx context.Context) {
 	s.drainOnce.Do(func() {
 		s.SetServing(false)

@@ -2,8 +2,7 @@ package extproc
 
 import "google.golang.org/protobuf/encoding/protowire"
 
-// field reads the first field of b: v is the content if typ is BytesType, x the value if it is
-// VarintType.
+// field reads the first field of b: v is the content if typ is BytesType, x the value if it is VarintType.
 func field(b []byte) (num protowire.Number, typ protowire.Type, v []byte, x uint64, rest []byte, err error) {
 	num, typ, n := protowire.ConsumeTag(b)
 	if n < 0 {

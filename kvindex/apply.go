@@ -5,10 +5,9 @@ import (
 	"slices"
 )
 
-// Apply applies one event to the blocks that a target holds. The error is a RefusalError: the
-// event, or its part from the offending block on, was not applied, which can lose matches but
-// never produces a wrong one. Removing a block that the target is not known to hold is not an
-// error; Stats counts these. Apply does not retain the event.
+// Apply applies one event to the blocks that a target holds. The error is a RefusalError: the event, or its part from
+// the offending block on, was not applied, which can lose matches but never produces a wrong one. Removing a block that
+// the target is not known to hold is not an error; Stats counts these. Apply does not retain the event.
 func (x *Index) Apply(s Slot, e *Event) error {
 	x.lock()
 	defer x.unlock()
@@ -155,8 +154,7 @@ func (x *Index) store(s Slot, e *Event) error {
 	return x.storeChain(s, e.Tier, e.Group, parent, names, x.own)
 }
 
-// link is a known block as the parent of others: its hash and its place. A zero place is the
-// start of a chain.
+// link is a known block as the parent of others: its hash and its place. A zero place is the start of a chain.
 type link struct {
 	own Hash
 	at  place
@@ -364,8 +362,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 	}
 	for i := range stored {
 		if err := x.storeOne(s, t, group, nonzero(names[i]), placeAt(id, from+i)); err != nil {
-			// cannot happen, because nameFor has checked; but unheld blocks must not stay in the
-			// index
+			// cannot happen, because nameFor has checked; but unheld blocks must not stay in the index
 			x.reap(id, from+i, from+stored)
 			return i, err
 		}
@@ -373,9 +370,8 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 	return stored, conflict
 }
 
-// nameFor enters a fresh block under a name. It reports false if the slot already holds another
-// block of this name, or stored one with this event: from is where the event's blocks start in
-// p's segment.
+// nameFor enters a fresh block under a name. It reports false if the slot already holds another block of this name, or
+// stored one with this event: from is where the event's blocks start in p's segment.
 func (x *Index) nameFor(s Slot, g segment, name uint64, p place, from int) bool {
 	if x.slots[s].aliases != nil || x.named(name) {
 		if _, taken := x.resolve(s, name); taken {
@@ -437,9 +433,8 @@ func (g segment) unnamed(from, to int) int {
 	return n
 }
 
-// storeNameless makes the slot hold blocks in the index that no target has named yet, most of
-// them because they were claimed for a request in flight. Their names are deferred like those of
-// fresh blocks.
+// storeNameless makes the slot hold blocks in the index that no target has named yet, most of them because they were
+// claimed for a request in flight. Their names are deferred like those of fresh blocks.
 func (x *Index) storeNameless(s Slot, t Tier, id uint32, from int, names []EngineHash) {
 	g := x.seg(id)
 	to := from + len(names)
@@ -463,8 +458,7 @@ func (x *Index) revive(g segment, from, to int) {
 	}
 }
 
-// storePlaceholders adds a further tier to blocks that are named without their tokens, as
-// offloading connectors do.
+// storePlaceholders adds a further tier to blocks that are named without their tokens, as offloading connectors do.
 func (x *Index) storePlaceholders(s Slot, e *Event) error {
 	st := &x.slots[s]
 	if st.blockSize == 0 {

@@ -20,8 +20,7 @@ const refBits = 16
 type chunk struct {
 	words []uint64
 	class int
-	// free is 1 + the offset of the first freed record, 0 for none. Freed records are linked
-	// through their first word.
+	// free is 1 + the offset of the first freed record, 0 for none. Freed records are linked through their first word.
 	free int
 	// next is the offset of the first record that was never used.
 	next int

@@ -1,7 +1,6 @@
-// Package kvindex tracks which targets, (worker, data-parallel rank) pairs, hold which blocks of
-// KV cache, based on the engines' events, and reports how much of a prompt each target holds. It
-// is a pure core: it has no goroutines, clocks or I/O except the reader and writer of a
-// snapshot.
+// Package kvindex tracks which targets, (worker, data-parallel rank) pairs, hold which blocks of KV cache, based on the
+// engines' events, and reports how much of a prompt each target holds. It is a pure core: it has no goroutines, clocks
+// or I/O except the reader and writer of a snapshot.
 //
 //	x, err := kvindex.New(kvindex.Config{BlockSize: 16, Key: key})
 //	slot, err := x.Add(kvindex.Target{Worker: "10.0.0.7:8000", Rank: 3}, "qwen3", 16)

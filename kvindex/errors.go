@@ -11,8 +11,7 @@ const (
 	ErrKind
 	// ErrTier: unknown tier.
 	ErrTier
-	// ErrUnknownParent: the target does not hold the parent, so the position of the blocks is
-	// unknown.
+	// ErrUnknownParent: the target does not hold the parent, so the position of the blocks is unknown.
 	ErrUnknownParent
 	// ErrBlockSize: the event's block size differs from the target's, or is neither a divisor
 	// nor a multiple of the index's.
@@ -24,12 +23,10 @@ const (
 	ErrExtra
 	// ErrCycle: the parent is among the stored blocks.
 	ErrCycle
-	// ErrHashConflict: the target already holds a block of this engine hash with another
-	// content, so a later removal would be ambiguous. It is detected only if the name table,
-	// aliases or pages contain the hash; see docs/index.md.
+	// ErrHashConflict: the target already holds a block of this engine hash with another content, so a later removal
+	// would be ambiguous. It is detected only if the name table, aliases or pages contain the hash; see docs/index.md.
 	ErrHashConflict
-	// ErrPlaceholder: the event has no tokens, and the target does not hold its blocks on
-	// another tier.
+	// ErrPlaceholder: the event has no tokens, and the target does not hold its blocks on another tier.
 	ErrPlaceholder
 
 	numRefusals = iota + 1

@@ -30,11 +30,10 @@ const (
 	sparedLooked = 3
 )
 
-// evict keeps the index within its byte budget. If aliases, pages and windows take more than half of it,
-// the slot with most of them is cleared first: they cannot be dropped block by block, because
-// their counts would become wrong. Then a clock hand (CLOCK eviction) visits the segments: one
-// that was looked up is spared three times, a new one once; any other is dropped for all its
-// holders.
+// evict keeps the index within its byte budget. If aliases, pages and windows take more than half of it, the slot with
+// most of them is cleared first: they cannot be dropped block by block, because their counts would become wrong. Then a
+// clock hand (CLOCK eviction) visits the segments: one that was looked up is spared three times, a new one once; any
+// other is dropped for all its holders.
 func (x *Index) evict() {
 	limit := x.cfg.MaxBytes
 	if limit == 0 || x.bytes() <= limit {

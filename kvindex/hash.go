@@ -8,10 +8,9 @@ import (
 // MaxBlockSize is the largest number of tokens in a block.
 const MaxBlockSize = 4096
 
-// Hash identifies a block and, because hashes are chained, the whole prompt up to and including
-// it: two prompts share their first n blocks if and only if their n-th hashes are equal (except
-// for collisions, with a probability of 2^-64 per pair, which cannot be constructed without the
-// key).
+// Hash identifies a block and, because hashes are chained, the whole prompt up to and including it: two prompts share
+// their first n blocks if and only if their n-th hashes are equal (except for collisions, with a probability of 2^-64
+// per pair, which cannot be constructed without the key).
 type Hash uint64
 
 // Key is the secret of the block hash. It is configuration: replicas that exchange snapshots
@@ -20,11 +19,10 @@ type Key [16]byte
 
 // Hasher computes block hashes. It is immutable after NewHasher and safe for concurrent use.
 //
-// A block's tokens are packed in pairs into 64-bit words. The words are taken in pairs, each
-// word is masked with a secret of its position, and the two halves of each 128-bit product are
-// xored and added to a sum. (This is the multiply-mix of wyhash, with secrets by position
-// instead of a chain, so that the products of a block are independent of each other.) The sum is
-// chained to the parent's hash by one more product.
+// A block's tokens are packed in pairs into 64-bit words. The words are taken in pairs, each word is masked with a
+// secret of its position, and the two halves of each 128-bit product are xored and added to a sum. (This is the
+// multiply-mix of wyhash, with secrets by position instead of a chain, so that the products of a block are independent
+// of each other.) The sum is chained to the parent's hash by one more product.
 type Hasher struct {
 	chainKey, blockKey uint64
 	extraKey, extraMul uint64
@@ -76,17 +74,15 @@ func (h *Hasher) Seed(model, adapter, salt string) Hash {
 	return Hash(fold(acc^h.blockKey, h.textKey|1))
 }
 
-// AppendHashes appends to dst the hashes of the full blocks of tokens; a partial block at the
-// end has none. parent is a Seed, or the last hash of the part before tokens, so that the next
-// turn of a conversation hashes only its new blocks. It appends nothing if blockSize is outside
-// 1..MaxBlockSize.
+// AppendHashes appends to dst the hashes of the full blocks of tokens; a partial block at the end has none. parent is a
+// Seed, or the last hash of the part before tokens, so that the next turn of a conversation hashes only its new blocks.
+// It appends nothing if blockSize is outside 1..MaxBlockSize.
 func (h *Hasher) AppendHashes(dst []Hash, parent Hash, tokens []uint32, blockSize int) []Hash {
 	return h.AppendHashesExtra(dst, parent, tokens, blockSize, nil, nil)
 }
 
-// AppendHashesExtra is AppendHashes for prompts with further content: extra[i] is the digest of
-// what the engine mixes into block i in addition to its tokens, 0 for nothing; blocks past the
-// end of extra have none. media are in order.
+// AppendHashesExtra is AppendHashes for prompts with further content: extra[i] is the digest of what the engine mixes
+// into block i in addition to its tokens, 0 for nothing; blocks past the end of extra have none. media are in order.
 func (h *Hasher) AppendHashesExtra(dst []Hash, parent Hash, tokens []uint32, blockSize int, extra []uint64, media []Medium) []Hash {
 	if blockSize < 1 || blockSize > MaxBlockSize {
 		return dst
@@ -111,9 +107,8 @@ func (h *Hasher) AppendHashesExtra(dst []Hash, parent Hash, tokens []uint32, blo
 	return dst[:len(dst)+n]
 }
 
-// fillSixteen hashes len(out) blocks of sixteen tokens, the most common size. It combines
-// sixteen and chain in one loop: the compiler does not inline a function of that size, and the
-// call costs a third of the time.
+// fillSixteen hashes len(out) blocks of sixteen tokens, the most common size. It combines sixteen and chain in one
+// loop: the compiler does not inline a function of that size, and the call costs a third of the time.
 func (h *Hasher) fillSixteen(out []Hash, parent Hash, tokens []uint32) {
 	k := (*[8]uint64)(h.position[:])
 	chainKey, blockKey := h.chainKey, h.blockKey
@@ -171,8 +166,7 @@ func (h *Hasher) content(tokens []uint32) uint64 {
 	return sum
 }
 
-// sixteen returns the contribution of sixteen tokens to a content hash; the first is at word
-// position at.
+// sixteen returns the contribution of sixteen tokens to a content hash; the first is at word position at.
 func (h *Hasher) sixteen(t *[16]uint32, at int) uint64 {
 	k := (*[8]uint64)(h.position[at:])
 	return fold((uint64(t[0])|uint64(t[1])<<32)^k[0], (uint64(t[2])|uint64(t[3])<<32)^k[1]) +
@@ -181,8 +175,7 @@ func (h *Hasher) sixteen(t *[16]uint32, at int) uint64 {
 		fold((uint64(t[12])|uint64(t[13])<<32)^k[6], (uint64(t[14])|uint64(t[15])<<32)^k[7])
 }
 
-// quad returns the contribution of four tokens to a content hash; the first is at the even word
-// position at.
+// quad returns the contribution of four tokens to a content hash; the first is at the even word position at.
 func (h *Hasher) quad(t [4]uint32, at int) uint64 {
 	a := uint64(t[0]) | uint64(t[1])<<32
 	b := uint64(t[2]) | uint64(t[3])<<32

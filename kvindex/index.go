@@ -14,11 +14,9 @@ type Config struct {
 	// BlockSize is the index's block size in tokens, 1..MaxBlockSize. It must be a multiple or a
 	// divisor of the engines' block sizes.
 	BlockSize int
-	// MaxBytes limits the index's memory in bytes, 0 for no limit; docs/index.md describes what
-	// is dropped first.
+	// MaxBytes limits the index's memory in bytes, 0 for no limit; docs/index.md describes what is dropped first.
 	MaxBytes int64
-	// Key is the secret of the block hash. Set it: with the zero Key clients can construct
-	// collisions.
+	// Key is the secret of the block hash. Set it: with the zero Key clients can construct collisions.
 	Key Key
 	// SpeculativeTTL is how long speculative credit lasts, which a prompt gets when it is sent
 	// and until events confirm it. Default 30 s.
@@ -52,11 +50,9 @@ type Index struct {
 	slots     []slotState
 	freeSlots []Slot
 	byTarget  map[Target]Slot
-	// parts is, by slot, the number of index blocks in an engine block; slots past its end have
-	// 1.
+	// parts is, by slot, the number of index blocks in an engine block; slots past its end have 1.
 	parts []uint32
-	// windows is slotState.windows by slot, for lookups, which do not read slots; slots past its end
-	// have none.
+	// windows is slotState.windows by slot, for lookups, which do not read slots; slots past its end have none.
 	windows  []*windows
 	postings int64 // bytes of all slots' lists
 	mapBytes int64 // estimated bytes of all slots' aliases, pages and windows, which are Go maps
@@ -120,8 +116,7 @@ type slotState struct {
 	held     [numLevels]int64
 	// claimsFrom: earlier claims are void, because the slot was emptied after them.
 	claimsFrom uint64
-	// deferred lists the segments where the slot holds deferred blocks; entries may be stale or
-	// duplicate.
+	// deferred lists the segments where the slot holds deferred blocks; entries may be stale or duplicate.
 	deferred []uint32
 	guesses  guesses
 	aliases  *aliases
@@ -155,10 +150,9 @@ func (x *Index) Hasher() *Hasher { return x.hasher }
 // BlockSize returns the index's block size in tokens.
 func (x *Index) BlockSize() int { return x.cfg.BlockSize }
 
-// Add assigns a slot to a target. engineBlockSize is the block size of its engine in tokens, 0
-// to take it from the target's first stored event. Adding a known target returns its slot.
-// Adding it with another model or block size is an error, because the blocks it holds would
-// become wrong: Drop it first.
+// Add assigns a slot to a target. engineBlockSize is the block size of its engine in tokens, 0 to take it from the
+// target's first stored event. Adding a known target returns its slot. Adding it with another model or block size is an
+// error, because the blocks it holds would become wrong: Drop it first.
 func (x *Index) Add(t Target, model string, engineBlockSize int) (Slot, error) {
 	x.lock()
 	defer x.unlock()
@@ -567,8 +561,7 @@ func (x *Index) reap(id uint32, start, end int) {
 	}
 }
 
-// rebuild replaces a segment that is mostly dead by segments of its live stretches. Their
-// speculative credit is lost.
+// rebuild replaces a segment that is mostly dead by segments of its live stretches. Their speculative credit is lost.
 func (x *Index) rebuild(id uint32) {
 	x.counters.rebuilt++
 	old := x.seg(id)

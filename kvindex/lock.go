@@ -6,11 +6,10 @@ import (
 	"sync/atomic"
 )
 
-// gate excludes lookups and changes from each other. A lookup registers on one of a few counters
-// (two uncontended atomic additions per lookup). A writer raises a flag and waits for the
-// registered lookups, so at most for the duration of one lookup. A lookup that finds the flag
-// raised unregisters and tries again; changes are split into steps of at most writeStep blocks,
-// so it waits for microseconds.
+// gate excludes lookups and changes from each other. A lookup registers on one of a few counters (two uncontended
+// atomic additions per lookup). A writer raises a flag and waits for the registered lookups, so at most for the
+// duration of one lookup. A lookup that finds the flag raised unregisters and tries again; changes are split into steps
+// of at most writeStep blocks, so it waits for microseconds.
 //
 // A lookup that has tried for long queues for the writers' mutex, which is fair.
 type gate struct {

@@ -33,10 +33,9 @@ type Matches struct {
 	stripe uint32
 }
 
-// Match computes, for every target that holds the first of these blocks, how many it holds
-// contiguously from the start. The result is the state at one moment during the call (Apply's
-// changes become visible in steps of up to 256 blocks). It allocates only to grow m, and stops
-// at the first block that no target holds together with all blocks before it.
+// Match computes, for every target that holds the first of these blocks, how many it holds contiguously from the start.
+// The result is the state at one moment during the call (Apply's changes become visible in steps of up to 256 blocks).
+// It allocates only to grow m, and stops at the first block that no target holds together with all blocks before it.
 func (x *Index) Match(hashes []Hash, m *Matches) {
 	x.MatchPrompt(hashes, len(hashes)*x.cfg.BlockSize+1, 0, m)
 }

@@ -62,8 +62,7 @@ func (x *Index) flushNames() {
 	x.leaving = x.leaving[:0]
 }
 
-// nameAt returns the name under which the block at a place is entered, 0 if it
-// is not (any more).
+// nameAt returns the name under which the block at a place is entered, 0 if it is not (any more).
 func (x *Index) nameAt(p place) uint64 {
 	if !x.alive(p.segment()) {
 		return 0
@@ -156,8 +155,7 @@ func (a *aliases) count(name, own uint64, t Tier) bool {
 	return ok || a.stand(name)
 }
 
-// plainly reports whether the slot holds the block on the tier by a run that stands for the
-// block's own name.
+// plainly reports whether the slot holds the block on the tier by a run that stands for the block's own name.
 func (x *Index) plainly(s Slot, t Tier, g segment, offset int) bool {
 	if !g.holds(s, t, offset) {
 		return false
@@ -170,8 +168,7 @@ func (x *Index) plainly(s Slot, t Tier, g segment, offset int) bool {
 	return !ok || c.plain
 }
 
-// known reports whether the slot holds the block on any tier by a run that stands
-// for the block's own name.
+// known reports whether the slot holds the block on any tier by a run that stands for the block's own name.
 func (x *Index) known(s Slot, g segment, offset int) bool {
 	if x.slots[s].aliases == nil {
 		return g.holdsAny(s, offset)
@@ -334,8 +331,7 @@ func (x *Index) removeAlias(a *aliases, s Slot, u unit) {
 	}
 }
 
-// removePlain removes the holding that the slot's run stands for. If there are units, the slot
-// still holds the block.
+// removePlain removes the holding that the slot's run stands for. If there are units, the slot still holds the block.
 func (x *Index) removePlain(s Slot, t Tier, p place) {
 	g := x.seg(p.segment())
 	if a := x.slots[s].aliases; a != nil {

@@ -12,8 +12,7 @@ type pages struct {
 	units  map[unit]uint32
 }
 
-// page is an engine block smaller than the index's.
-// Invariant: it is in the tree while it is held or has children.
+// page is an engine block smaller than the index's. Invariant: it is in the tree while it is held or has children.
 type page struct {
 	name                uint64
 	before              Hash   // of the index block before the page's
@@ -127,8 +126,7 @@ func (p *pages) add(n page) uint32 {
 	return id
 }
 
-// prune removes a page that is neither held nor a parent from the tree, and then its parent
-// likewise.
+// prune removes a page that is neither held nor a parent from the tree, and then its parent likewise.
 func (p *pages) prune(id uint32) {
 	for id != 0 && p.nodes[id].tiers == 0 && p.nodes[id].child == 0 {
 		n := p.nodes[id]

@@ -1,9 +1,8 @@
 package kvindex
 
-// A segment is a stretch of a chain of blocks: block i+1's parent is block i. Its record
-// consists of a head of headWords words, the runs (which slots hold which part), the blocks' own
-// hashes, their engine hashes, and a bitmap with one bit per block that is set if the name table
-// contains the block:
+// A segment is a stretch of a chain of blocks: block i+1's parent is block i. Its record consists of a head of
+// headWords words, the runs (which slots hold which part), the blocks' own hashes, their engine hashes, and a bitmap
+// with one bit per block that is set if the name table contains the block:
 //
 //	word 0  blocks | capacity for blocks
 //	word 1  runs | capacity for runs

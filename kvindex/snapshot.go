@@ -235,9 +235,8 @@ func (d *dumper) windows(w *windows) {
 	}
 }
 
-// Load fills an empty index, to which no target was ever added, from a snapshot and returns the
-// cursors by slot. Block size and key must be those of the index that wrote it. After an error
-// the index is empty again.
+// Load fills an empty index, to which no target was ever added, from a snapshot and returns the cursors by slot. Block
+// size and key must be those of the index that wrote it. After an error the index is empty again.
 func (x *Index) Load(r io.Reader) (map[Slot][]byte, error) {
 	x.lock()
 	defer x.unlock()
@@ -270,8 +269,7 @@ func (x *Index) Load(r io.Reader) (map[Slot][]byte, error) {
 	return cursors, nil
 }
 
-// loader reads the parts of a snapshot and keeps the first error; after an error it returns
-// zeros.
+// loader reads the parts of a snapshot and keeps the first error; after an error it returns zeros.
 type loader struct {
 	r   *bufio.Reader
 	sum hash.Hash64

@@ -58,8 +58,7 @@ func (q *claimQueue) reset() { *q = claimQueue{gone: q.gone + uint64(q.length)} 
 // next returns the number of the next claim to be pushed.
 func (q *claimQueue) next() uint64 { return q.gone + uint64(q.length) }
 
-// take empties a claim, which keeps its place in the queue; it reports false if the claim has
-// left the queue.
+// take empties a claim, which keeps its place in the queue; it reports false if the claim has left the queue.
 func (q *claimQueue) take(number uint64) (claim, bool) {
 	if number < q.gone || number >= q.next() {
 		return claim{}, false
@@ -144,10 +143,9 @@ func (x *Index) speculate(s Slot, hashes []Hash, tokens int, now time.Time) Cred
 	return Credit{first: first, end: end}
 }
 
-// Withdraw ends credit before its TTL, because the target did not accept the prompt. Blocks that
-// events have confirmed stay. A later prompt with the same prefix loses the shared part of its
-// credit until events confirm it: credit may be too low, but never too high.
-// Like Speculate it does not wait for another writer.
+// Withdraw ends credit before its TTL, because the target did not accept the prompt. Blocks that events have confirmed
+// stay. A later prompt with the same prefix loses the shared part of its credit until events confirm it: credit may be
+// too low, but never too high. Like Speculate it does not wait for another writer.
 func (x *Index) Withdraw(c Credit) {
 	switch {
 	case c.first == c.end && c.handed == nil:
@@ -257,8 +255,7 @@ func (x *Index) Expire(now time.Time) {
 	x.evict()
 }
 
-// expire ends credit whose TTL has passed, and then the oldest until at most limit blocks of it
-// are left.
+// expire ends credit whose TTL has passed, and then the oldest until at most limit blocks of it are left.
 func (x *Index) expire(now int64, limit int) {
 	q := &x.claims
 	for q.length > 0 && (q.ring[q.head].expires <= now || q.blocks > limit) {

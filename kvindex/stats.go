@@ -2,9 +2,8 @@ package kvindex
 
 // Stats are an index's current sizes, and counts since New.
 type Stats struct {
-	// Blocks is the number of blocks that some target holds or is credited with; HolderBlocks
-	// counts each once per target and tier; Segments is the number of stretches they are stored
-	// in.
+	// Blocks is the number of blocks that some target holds or is credited with; HolderBlocks counts each once per
+	// target and tier; Segments is the number of stretches they are stored in.
 	Blocks       int64 `json:"blocks"`
 	HolderBlocks int64 `json:"holder_blocks"`
 	Segments     int   `json:"segments"`

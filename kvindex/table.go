@@ -10,8 +10,7 @@ const (
 	segmentBits = 28
 	placeBits   = 40
 	tagBits     = 64 - placeBits
-	// maxSegment is the largest number of blocks in a segment, maxSegments the largest number of
-	// segments.
+	// maxSegment is the largest number of blocks in a segment, maxSegments the largest number of segments.
 	maxSegment  = 1 << (placeBits - segmentBits)
 	maxSegments = 1 << segmentBits
 
@@ -34,12 +33,11 @@ type table struct {
 	bytes  int64
 }
 
-// shard stores its entries in groups of groupSize; a group is one cache line. In front of the
-// groups there is one word per group with one byte, the mark, from each entry's tag. Most
-// searches are for absent names (every fresh block is looked up), and the marks answer them in
-// an eighth of the memory, which stays in the processor's caches. Invariant: an entry is in its
-// home group, or cyclically after it with only full groups between; its mark is never 0, that of
-// an empty place is.
+// shard stores its entries in groups of groupSize; a group is one cache line. In front of the groups there is one word
+// per group with one byte, the mark, from each entry's tag. Most searches are for absent names (every fresh block is
+// looked up), and the marks answer them in an eighth of the memory, which stays in the processor's caches. Invariant:
+// an entry is in its home group, or cyclically after it with only full groups between; its mark is never 0, that of an
+// empty place is.
 type shard struct {
 	words  []uint64 // marks of the groups, then the entries: tag in the high bits, place in the low bits
 	groups int
@@ -54,8 +52,7 @@ const (
 	highs = 0x8080808080808080
 )
 
-// zeros has the highest bit of every byte that is 0, and perhaps of some above the
-// lowest such byte.
+// zeros has the highest bit of every byte that is 0, and perhaps of some above the lowest such byte.
 func zeros(w uint64) uint64 { return (w - lows) &^ w & highs }
 
 func markOf(tag uint64) uint64 { return max(tag&0xff, 1) }
@@ -75,8 +72,7 @@ func (t *table) probe(mixed uint64) (s *shard, at int, tag uint64) {
 
 func (s *shard) home(tag uint64) int { return int(tag * uint64(s.groups) >> tagBits) }
 
-// prefetch prefetches the entries at at, for searches that will probably find one; the marks are
-// read meanwhile.
+// prefetch prefetches the entries at at, for searches that will probably find one; the marks are read meanwhile.
 func (s *shard) prefetch(at int) {
 	if i := s.groups + at/cursorStep*groupSize; i < len(s.words) {
 		prefetch(&s.words[i], 1)

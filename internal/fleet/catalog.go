@@ -24,9 +24,8 @@ const (
 	maxListing = 16
 )
 
-// catalog has the names that workers list in GET /v1/models beyond the models that they
-// declare: adapters that were loaded later. Workers are queried when a request names an
-// unknown model.
+// catalog has the names that workers list in GET /v1/models beyond the models that they declare: adapters that were
+// loaded later. Workers are queried when a request names an unknown model.
 type catalog struct {
 	asker *workers.Asker
 
@@ -59,9 +58,8 @@ type served struct {
 	base    string
 }
 
-// declare sets names (the models that workers list in their configuration), split (no model
-// is served by all of them), and open (a worker lists none, which means that it serves
-// any).
+// declare sets names (the models that workers list in their configuration), split (no model is served by all of them),
+// and open (a worker lists none, which means that it serves any).
 func (v *View) declare(base func(name string) string) {
 	v.names = map[string]bool{}
 	var common map[string]bool
@@ -102,8 +100,7 @@ func (f *Fleet) Known(v *View, name string) bool {
 	return f.catalog.names[name]
 }
 
-// OpenToAll reports whether requests for any model may be placed: no worker declares
-// its models, or one does not.
+// OpenToAll reports whether requests for any model may be placed: no worker declares its models, or one does not.
 func (v *View) OpenToAll() bool { return v.open || len(v.names) == 0 }
 
 // Split reports whether no model is served by all workers.

@@ -112,8 +112,7 @@ func (f *Fleet) startFeed(m *Member, all []Endpoint, resume []*feed.Cursor) *fee
 	return h
 }
 
-// followRank starts the feed of a worker's i-th target. It returns nil if the feed
-// of another target serves it too.
+// followRank starts the feed of a worker's i-th target. It returns nil if the feed of another target serves it too.
 func (f *Fleet) followRank(m *Member, all []Endpoint, i int, resume *feed.Cursor, into *sink) (*feed.Feed, error) {
 	src := feed.Source{
 		Worker: m.Name, Engine: feed.Engine(m.Engine), Rank: all[i].Target.Rank, BlockSize: m.BlockSize,

@@ -32,8 +32,7 @@ type Options struct {
 	// OnEndpoints is called on each change with the addresses that Envoy may forward to:
 	// those of workers that serve whole requests, and those of prefill workers.
 	OnEndpoints func(serve, prefill []string)
-	// Update runs a change of the router under its lock. now is the time at on the router's
-	// clock.
+	// Update runs a change of the router under its lock. now is the time at on the router's clock.
 	Update func(at time.Time, change func(r *routing.Router, now time.Duration))
 	// Now is the clock.
 	Now func() time.Time
@@ -49,8 +48,7 @@ type Fleet struct {
 	changing sync.Mutex // serialises SetWorkers and SetModels
 	view     atomic.Pointer[View]
 	feeds    *feeds
-	// otherBlocks reports whether an engine with a block size other than the index's was
-	// seen.
+	// otherBlocks reports whether an engine with a block size other than the index's was seen.
 	otherBlocks atomic.Bool
 	comparing   chan struct{} // semaphore of tokenizer comparisons
 	catalog     catalog

@@ -56,9 +56,8 @@ func serves(names []string, m *Model) bool {
 	return len(names) == 0 || slices.ContainsFunc(names, func(n string) bool { return slices.Contains(m.Names(), n) })
 }
 
-// cacheModel is the name under which the index knows a worker's cache: that of the
-// configured model that it serves, so that aliases and adapters in its list mean the same
-// cache as in a request.
+// cacheModel is the name under which the index knows a worker's cache: that of the configured model that it serves, so
+// that aliases and adapters in its list mean the same cache as in a request.
 func (f *Fleet) cacheModel(served []string) string {
 	for _, name := range served {
 		if s := f.models.Load().byName[name]; s != nil {
@@ -74,8 +73,7 @@ func (f *Fleet) cacheModel(served []string) string {
 	return ""
 }
 
-// Model finds a model by the name in a request, nil if it is not configured; "" means the
-// only one.
+// Model finds a model by the name in a request, nil if it is not configured; "" means the only one.
 func (f *Fleet) Model(name string) *Model {
 	all := f.models.Load()
 	if s := all.byName[name]; s != nil || name != "" || len(all.list) != 1 {

@@ -20,10 +20,9 @@ type Prompt struct {
 // Index returns the index, for its hasher and for tests.
 func (f *Fleet) Index() *kvindex.Index { return f.index }
 
-// AppendOverlaps appends, for each target that holds blocks of the prompt, the number of
-// tokens that it need not compute. Workers whose tokenizer differs from the one that made
-// the ids are left out, because equal hashes do not mean equal text there. matches is
-// scratch memory for the lookup.
+// AppendOverlaps appends, for each target that holds blocks of the prompt, the number of tokens that it need not
+// compute. Workers whose tokenizer differs from the one that made the ids are left out, because equal hashes do not
+// mean equal text there. matches is scratch memory for the lookup.
 func (f *Fleet) AppendOverlaps(dst []routing.Overlap, p *Prompt, matches *kvindex.Matches) []routing.Overlap {
 	if len(p.Hashes) == 0 {
 		return dst
@@ -48,10 +47,9 @@ func (f *Fleet) AppendOverlaps(dst []routing.Overlap, p *Prompt, matches *kvinde
 	return kept
 }
 
-// appendOverlaps converts blocks into tokens. An engine never takes the block with the last
-// prompt token from its cache, because it has to compute at least one token. engineBlock
-// returns the size in tokens of the engine's own block by slot, 0 if it is the index's;
-// engineBlock is nil if that holds for all.
+// appendOverlaps converts blocks into tokens. An engine never takes the block with the last prompt token from its
+// cache, because it has to compute at least one token. engineBlock returns the size in tokens of the engine's own block
+// by slot, 0 if it is the index's; engineBlock is nil if that holds for all.
 func appendOverlaps(dst []routing.Overlap, m *kvindex.Matches, block, tokens int, engineBlock func(kvindex.Slot) int) []routing.Overlap {
 	most := int32((tokens - 1) / block * block)
 	at := len(dst)
@@ -90,8 +88,7 @@ func (f *Fleet) sawBlocks(size int32) {
 	}
 }
 
-// engineBlocks returns the block sizes of engines by slot; nil if all are the
-// index's, which saves a lookup per holder.
+// engineBlocks returns the block sizes of engines by slot; nil if all are the index's, which saves a lookup per holder.
 func (f *Fleet) engineBlocks() func(kvindex.Slot) int {
 	if !f.otherBlocks.Load() {
 		return nil

@@ -75,8 +75,7 @@ func (s *Responses) Read(v *View, tenant, text string) (r Response, ok bool) {
 	return r, true
 }
 
-// ID makes the id of an answer of a target to a prompt of that many tokens; root is nil for a new
-// conversation.
+// ID makes the id of an answer of a target to a prompt of that many tokens; root is nil for a new conversation.
 func (s *Responses) ID(tenant string, root []byte, tokens int64, e *Endpoint) string {
 	id := make([]byte, 8, responseBytes)
 	if copy(id, root) == 0 {

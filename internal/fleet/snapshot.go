@@ -34,8 +34,7 @@ func readCursor(b []byte) (c feed.Cursor, ok bool) {
 	return c, c.Next > 0
 }
 
-// CopySecret is the secret that replicas with the same key of the block hash share for copies
-// of the index.
+// CopySecret is the secret that replicas with the same key of the block hash share for copies of the index.
 func (f *Fleet) CopySecret() []byte {
 	m := hmac.New(sha256.New, f.Key[:])
 	m.Write([]byte("kvlane copy of the index"))
@@ -152,9 +151,8 @@ func (f *Fleet) dropSlot(s kvindex.Slot) {
 	f.index.Drop(s)
 }
 
-// resumable reports whether a worker's feed can prove that it resumes at a cursor: the
-// engine has to send the batch before it again. TensorRT-LLM's events cannot be read
-// without its first ones, which name the attention windows.
+// resumable reports whether a worker's feed can prove that it resumes at a cursor: the engine has to send the batch
+// before it again. TensorRT-LLM's events cannot be read without its first ones, which name the attention windows.
 func resumable(w *config.Worker) bool {
 	return w.Engine != string(feed.TRTLLM) && (w.Events.Replay != "" || w.Events.Endpoint == config.PushEndpoint)
 }

@@ -57,8 +57,7 @@ func (f *Fleet) Status(loads []observe.TargetLoad) []observe.WorkerStatus {
 	return out
 }
 
-// tokenizerState is the worst state of a worker's comparisons over all models, "" if there are
-// none.
+// tokenizerState is the worst state of a worker's comparisons over all models, "" if there are none.
 func (f *Fleet) tokenizerState(worker string) (state string) {
 	for _, m := range f.models.Load().list {
 		c := m.agreement.all()[worker]

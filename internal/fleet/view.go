@@ -20,8 +20,7 @@ type Endpoint struct {
 	Target  kvindex.Target
 	Member  *Member
 	Address string
-	// Rank is the value of the rank header, "" if the rank is not delivered by header;
-	// SetRank is the header, nil then.
+	// Rank is the value of the rank header, "" if the rank is not delivered by header; SetRank is the header, nil then.
 	Rank    string
 	SetRank []extproc.Header
 	// Name is the name of the target.
@@ -52,8 +51,7 @@ func (e *Endpoint) Replaces(o *Endpoint) bool {
 	return m.Name != o.Member.Name && e.Rank == o.Rank && m.Role != "prefill" && m.Ready && !m.Draining && slices.Equal(m.Models, o.Member.Models)
 }
 
-// View is the fleet at one moment. It is immutable, so readers hold no lock; a change makes
-// a new View.
+// View is the fleet at one moment. It is immutable, so readers hold no lock; a change makes a new View.
 type View struct {
 	endpoints []Endpoint // by slot
 	members   map[string]*Member

@@ -25,8 +25,7 @@ const askModelsAgain = 15 * time.Second
 type mismatches struct {
 	mu       sync.Mutex
 	byWorker map[string]map[string]mismatch
-	// next has the workers that askModels runs for, with the member that it is to ask next;
-	// nil for none.
+	// next has the workers that askModels runs for, with the member that it is to ask next; nil for none.
 	next map[string]*Member
 }
 

@@ -13,9 +13,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// ExplainTargets is the largest fleet in which every decision is explained. In a
-// larger one the cost table would cost more than the decision, so that only every
-// ExplainEvery-th is.
+// ExplainTargets is the largest fleet in which every decision is explained. In a larger one the cost table would cost
+// more than the decision, so that only every ExplainEvery-th is.
 const (
 	ExplainTargets = 128
 	ExplainEvery   = 64
@@ -127,8 +126,7 @@ func (e *Entry) NotePrefill(text string) {
 	e.change(func() { e.PrefillNotes = append(e.PrefillNotes, ClipTo(text, MaxText)) })
 }
 
-// SetStatus, SetServed, SetTarget, SetCached, SetOutput and SetOutcome record the outcome of
-// the request.
+// SetStatus, SetServed, SetTarget, SetCached, SetOutput and SetOutcome record the outcome of the request.
 func (e *Entry) SetStatus(status int)    { e.change(func() { e.After.Status = status }) }
 func (e *Entry) SetServed(served string) { e.change(func() { e.After.Served = served }) }
 func (e *Entry) SetTarget(target string) { e.change(func() { e.Target = target }) }
@@ -157,8 +155,7 @@ func (e *Entry) Succeeded() bool {
 	return e.After.Status/100 == 2
 }
 
-// Decisions is the decision log: a ring of the last decisions. It is safe for
-// concurrent use.
+// Decisions is the decision log: a ring of the last decisions. It is safe for concurrent use.
 type Decisions struct {
 	mu   sync.Mutex
 	ring []*Entry
@@ -222,8 +219,7 @@ func (l *Decisions) Add(e *Entry) {
 	}
 }
 
-// Blank returns an explanation to be filled in, recycled from entries that left the log if
-// possible.
+// Blank returns an explanation to be filled in, recycled from entries that left the log if possible.
 func (l *Decisions) Blank() *routing.Explanation {
 	if ex, ok := l.free.Get().(*routing.Explanation); ok {
 		return ex

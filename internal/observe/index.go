@@ -32,8 +32,7 @@ func NewIndexPage(s kvindex.Stats, feeds []feed.Status, warmed int64) IndexPage 
 	return page
 }
 
-// feedRow is a target's feed on the debug page. Counters are those of the whole feed: a
-// poller serves several targets.
+// feedRow is a target's feed on the debug page. Counters are those of the whole feed: a poller serves several targets.
 type feedRow struct {
 	Target    string                 `json:"target"`
 	State     string                 `json:"state"`

@@ -1,5 +1,4 @@
-// Package observe is Kvlane's observability: the metrics, the decision log, the debug pages
-// and the logger.
+// Package observe is Kvlane's observability: the metrics, the decision log, the debug pages and the logger.
 package observe
 
 import (
@@ -38,14 +37,12 @@ var stageNames = [numStages]string{"queue", "parse", "tokens", "hash", "index", 
 // String is the metric's label.
 func (s Stage) String() string { return stageNames[s] }
 
-// Metrics are the metrics counted on the request path; those that can be derived from state
-// are collected on demand (see Collect). The help texts in New say what each one counts. Safe
-// for concurrent use.
+// Metrics are the metrics counted on the request path; those that can be derived from state are collected on demand
+// (see Collect). The help texts in New say what each one counts. Safe for concurrent use.
 type Metrics struct {
 	Registry *prometheus.Registry
 
-	// Of requests. One is unrouted if its client went away or its decision panicked, answered if
-	// it needed no worker.
+	// Of requests. One is unrouted if its client went away or its decision panicked, answered if it needed no worker.
 	Requests, FirstTurns, Rejected, Degraded *prometheus.CounterVec
 	// Of the policies of routing.shadow; "live" is the one that acts.
 	Shadows, ShadowMiss, ShadowQueue *prometheus.CounterVec

@@ -40,8 +40,7 @@ type Status struct {
 // WorkerStatus is a worker in a Status.
 type WorkerStatus struct {
 	WorkerRow
-	// Tokenizer is the worst state of the comparisons with the worker's tokenizers, "" if
-	// there are none.
+	// Tokenizer is the worst state of the comparisons with the worker's tokenizers, "" if there are none.
 	Tokenizer string `json:"tokenizer,omitempty"`
 	// RemovalCost is what the fleet would compute anew without the worker, in tokens: its running
 	// prompts, its cached blocks in the device's memory, and 1,000 for each conversation that is
@@ -169,8 +168,7 @@ const (
 	maxStreamed = 200
 	// maxRunning bounds the open requests whose end is still to be sent to a reader.
 	maxRunning = 2000
-	// streamAlive is the longest silence of a stream, streamPatience how long a reader may
-	// take to read.
+	// streamAlive is the longest silence of a stream, streamPatience how long a reader may take to read.
 	streamAlive    = 15 * time.Second
 	streamPatience = 10 * time.Second
 )

@@ -16,9 +16,8 @@ const (
 
 const clipMark = "…"
 
-// Clip returns a copy of a client's text in valid UTF-8, cut to MaxClient bytes between
-// characters and marked. It is a copy because the text shares memory with the request, which
-// can be megabytes. Clipping twice changes nothing.
+// Clip returns a copy of a client's text in valid UTF-8, cut to MaxClient bytes between characters and marked. It is a
+// copy because the text shares memory with the request, which can be megabytes. Clipping twice changes nothing.
 func Clip(s string) string { return ClipTo(s, MaxClient) }
 
 // ClipTo is Clip with the bound most in bytes.

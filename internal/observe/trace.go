@@ -103,14 +103,12 @@ func (t *Tracer) Start(e *Entry, r *extproc.Request) {
 	_, e.span = t.tracer.Start(ctx, "request", trace.WithTimestamp(e.At), trace.WithSpanKind(trace.SpanKindServer)) //nolint:spancheck // endSpan ends it
 }
 
-// operations are the GenAI semantic conventions' names of the APIs; the others are named as
-// in metrics.
+// operations are the GenAI semantic conventions' names of the APIs; the others are named as in metrics.
 var operations = map[string]string{
 	"messages": "chat", "responses": "chat", "completions": "text_completion",
 }
 
-// Decided records a decision that ended at a time in its request's span. final also ends that
-// span: no Answer follows.
+// Decided records a decision that ended at a time in its request's span. final also ends that span: no Answer follows.
 func (t *Tracer) Decided(e *Entry, end time.Time, final bool) {
 	if e == nil || e.span == nil {
 		return
@@ -169,8 +167,7 @@ func (t *Tracer) Decided(e *Entry, end time.Time, final bool) {
 	decision.End(trace.WithTimestamp(end))
 }
 
-// endSpan ends the request's span at the end of its answer. status is what the client got, 0 if
-// nothing.
+// endSpan ends the request's span at the end of its answer. status is what the client got, 0 if nothing.
 func (e *Entry) endSpan(at time.Time, status int) {
 	if e == nil || e.span == nil {
 		return

@@ -17,8 +17,7 @@ type version struct {
 	origin     string
 }
 
-// before reports whether v wins over o: the later generation, then the earlier time, then
-// the smaller origin.
+// before reports whether v wins over o: the later generation, then the earlier time, then the smaller origin.
 func (v version) before(o version) bool {
 	return cmp.Or(cmp.Compare(o.generation, v.generation), cmp.Compare(v.time, o.time), cmp.Compare(v.origin, o.origin)) < 0
 }
@@ -67,8 +66,7 @@ func (t *bindings) find(k routing.Key) *binding {
 	return nil
 }
 
-// put adds a conversation that is not in the table; the least recently used one makes
-// room for it.
+// put adds a conversation that is not in the table; the least recently used one makes room for it.
 func (t *bindings) put(b binding) *binding {
 	var i uint32
 	if len(t.byKey) >= t.max {

@@ -5,8 +5,7 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// sum is the checksum of a ledger: equal ledgers have equal sums, whatever the order of
-// the changes.
+// sum is the checksum of a ledger: equal ledgers have equal sums, whatever the order of the changes.
 type sum struct {
 	count, hash uint64
 }
@@ -44,8 +43,7 @@ func mix(h uint64) uint64 {
 	return h ^ h>>31
 }
 
-// withoutTurn returns what is kept of a booking: a state that carried its turn would make
-// others count it again.
+// withoutTurn returns what is kept of a booking: a state that carried its turn would make others count it again.
 func withoutTurn(b routing.Booking) routing.Booking {
 	b.Turn, b.InTurn = [numLegs]uint8{}, 0
 	return b

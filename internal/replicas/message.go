@@ -33,8 +33,7 @@ const (
 
 var errMessage = errors.New("not a message of a replica")
 
-// Parse decodes a message and checks all that later code relies on: ids are not empty and
-// targets exist.
+// Parse decodes a message and checks all that later code relies on: ids are not empty and targets exist.
 func Parse(data []byte) (*kvlanev1.ReplicaMessage, error) {
 	m := new(kvlanev1.ReplicaMessage)
 	if err := proto.Unmarshal(data, m); err != nil {

@@ -60,8 +60,7 @@ type Node struct {
 	storing sync.WaitGroup // of the store's goroutine
 	started time.Time
 	ready   atomic.Bool
-	// since is when the oldest change to be sent was made, in ns of the wall clock; 0 for
-	// none.
+	// since is when the oldest change to be sent was made, in ns of the wall clock; 0 for none.
 	since atomic.Int64
 	// unsent and bytes count messages that NATS did not take, and what it took.
 	unsent, bytes atomic.Uint64

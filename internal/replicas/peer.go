@@ -63,8 +63,7 @@ func (c *Core) hold(p *peer, m *kvlanev1.ReplicaMessage) bool {
 	return true
 }
 
-// Receive handles a message of another replica. reply is where the answer to a request is
-// sent.
+// Receive handles a message of another replica. reply is where the answer to a request is sent.
 func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply string) {
 	if m.GetReplica() == c.id || !c.plausible(now, m) {
 		return
@@ -153,8 +152,7 @@ func (c *Core) latest(now time.Duration) uint64 {
 	return firstBound + uint64((c.wall+now-c.started).Milliseconds())<<boundShift
 }
 
-// plausible reports whether a message may advance the clock as far as it does, and counts one
-// that may not.
+// plausible reports whether a message may advance the clock as far as it does, and counts one that may not.
 func (c *Core) plausible(now time.Duration, m *kvlanev1.ReplicaMessage) bool {
 	if m.GetClock() <= c.latest(now) {
 		return true
@@ -410,8 +408,7 @@ func (c *Core) drop(now time.Duration, p *peer) {
 	*p = peer{id: p.id, heard: p.heard, gone: true, clock: p.clock, number: p.number, requested: p.requested}
 }
 
-// join merges a binding of another replica. It reports whether this replica has one that
-// wins.
+// join merges a binding of another replica. It reports whether this replica has one that wins.
 func (c *Core) join(m *kvlanev1.ReplicaMessage, v *kvlanev1.ReplicaConversation) (wins bool) {
 	t := c.legs[v.GetLeg()]
 	key := routing.Key{Hi: v.GetHi(), Lo: v.GetLo()}

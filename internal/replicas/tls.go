@@ -10,9 +10,8 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 )
 
-// routeTLS returns the mutual TLS of routes. Files are read at every handshake, so that they
-// may be replaced. Certificates are verified by the CA alone: replicas reach each other by
-// addresses that no certificate names.
+// routeTLS returns the mutual TLS of routes. Files are read at every handshake, so that they may be replaced.
+// Certificates are verified by the CA alone: replicas reach each other by addresses that no certificate names.
 func routeTLS(files config.FleetTLS) (*tls.Config, error) {
 	load := func() (*tls.Certificate, error) {
 		c, err := tls.LoadX509KeyPair(files.CertFile, files.KeyFile)

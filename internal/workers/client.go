@@ -38,8 +38,7 @@ var engineSeries = map[string]series{
 	"trtllm": {"trtllm_num_requests_running", "trtllm_num_requests_waiting", "trtllm_kv_cache_utilization", "dp_rank"},
 }
 
-// maxGauge bounds a gauge: sums over a page still fit into an integer. More is not a number of
-// requests.
+// maxGauge bounds a gauge: sums over a page still fit into an integer. More is not a number of requests.
 const maxGauge = 1 << 31
 
 // maxRanks bounds the ranks of a page: a worker has no more.

@@ -31,8 +31,7 @@ type Facts struct {
 	NoPrefixCache bool
 }
 
-// Fill sets those fields of a worker that are unset, except that the engine kind is always
-// the reported one.
+// Fill sets those fields of a worker that are unset, except that the engine kind is always the reported one.
 func (f *Facts) Fill(w *config.Worker) {
 	w.Engine = cmp.Or(f.Engine, w.Engine)
 	if len(w.Models) == 0 {
@@ -60,9 +59,8 @@ func (a *Asker) Close() { a.client.CloseIdleConnections() }
 // maxFacts bounds an answer in bytes: a /server_info repeats every option of the engine.
 const maxFacts = 4 << 20
 
-// Ask collects what the engine at address reports. It returns an error if the engine cannot
-// be reached, but not if it answers without supporting any of the queries: Facts is zero
-// then.
+// Ask collects what the engine at address reports. It returns an error if the engine cannot be reached, but not if it
+// answers without supporting any of the queries: Facts is zero then.
 //
 // The queries: GET /v1/models (all three), GET /kv_event_sources (vLLM), GET /server_info
 // (SGLang with kv_events, TensorRT-LLM), GET /get_server_info (SGLang that has no other).
@@ -226,8 +224,7 @@ func readModels(f *Facts, body []byte, _ string) error {
 	return nil
 }
 
-// readEventSources reads vLLM's map of rank to publisher; its ports are already those of
-// the ranks.
+// readEventSources reads vLLM's map of rank to publisher; its ports are already those of the ranks.
 func readEventSources(f *Facts, body []byte, host string) error {
 	var said map[string]struct {
 		Enabled  *bool   `json:"enable_kv_cache_events"`

@@ -97,8 +97,7 @@ func (p *prober) get(ctx context.Context, address, path string, use func(*http.R
 	return err
 }
 
-// ask sends a request and reads the head of the answer. It closes the connection on an
-// error.
+// ask sends a request and reads the head of the answer. It closes the connection on an error.
 func (p *prober) ask(ctx context.Context, address, path string) (_ *http.Response, err error) {
 	defer func() {
 		if err != nil {

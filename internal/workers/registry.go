@@ -26,8 +26,7 @@ type Worker struct {
 
 	// Ready reports that the last checks succeeded: the worker may be picked.
 	Ready bool
-	// Draining reports that its source is removing the worker: it gets no new picks,
-	// running requests end normally.
+	// Draining reports that its source is removing the worker: it gets no new picks, running requests end normally.
 	Draining bool
 	// Reason is why it is not ready, "" if it is.
 	Reason string
@@ -61,8 +60,7 @@ type Entry struct {
 	config.Worker
 
 	Draining bool
-	// Unready is why the source considers the worker not ready, whatever its health check
-	// says; "" if it does not.
+	// Unready is why the source considers the worker not ready, whatever its health check says; "" if it does not.
 	Unready string
 	// Identity changes with the process behind the same name and address (a pod's UID); ""
 	// where the source cannot know.
@@ -75,8 +73,7 @@ type Options struct {
 	// Scrape is the interval of load reports; 0 reads none.
 	Scrape time.Duration
 	Log    zerolog.Logger
-	// OnChange gets every worker, sorted by name, whenever one of them changed. Calls
-	// do not overlap.
+	// OnChange gets every worker, sorted by name, whenever one of them changed. Calls do not overlap.
 	OnChange func([]Worker)
 	// OnLoad gets a worker's load reports. Calls for different workers may overlap.
 	OnLoad func(worker string, at time.Time, loads []RankLoad)
@@ -172,9 +169,8 @@ func (r *Registry) Close() {
 	r.wg.Wait()
 }
 
-// Set replaces the list of a source. A name that several sources list belongs to the
-// configuration ("static"), else to the first source by name; the other entries are ignored
-// with a warning.
+// Set replaces the list of a source. A name that several sources list belongs to the configuration ("static"), else to
+// the first source by name; the other entries are ignored with a warning.
 func (r *Registry) Set(source string, list []Entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -206,8 +202,7 @@ func (r *Registry) Set(source string, list []Entry) {
 	for name, e := range want {
 		if t, ok := r.tracked[name]; ok {
 			if t.entry.Unready != "" && e.Unready == "" {
-				// The source has just seen it become ready, which is newer than our last
-				// check.
+				// The source has just seen it become ready, which is newer than our last check.
 				t.down, t.failures, t.checked = "", 0, true
 				Poke(t.kick)
 			}
@@ -238,8 +233,7 @@ func staticFirst(a, b string) int {
 	return 1
 }
 
-// settle combines the results of the last checks with the source's. Without checks the
-// source alone decides.
+// settle combines the results of the last checks with the source's. Without checks the source alone decides.
 func (t *tracked) settle(checks bool) {
 	switch {
 	case t.entry.Unready != "":
@@ -292,8 +286,7 @@ func (r *Registry) list() []Worker {
 	return out
 }
 
-// Settled reports whether every worker has been checked at least once and OnChange has
-// returned with the results.
+// Settled reports whether every worker has been checked at least once and OnChange has returned with the results.
 func (r *Registry) Settled() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

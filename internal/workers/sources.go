@@ -133,8 +133,7 @@ func At(template config.Worker, ip string, port int) config.Worker {
 	return w
 }
 
-// RankEndpoint returns the event endpoint of a worker's i-th rank: engines add the
-// rank to the port.
+// RankEndpoint returns the event endpoint of a worker's i-th rank: engines add the rank to the port.
 func RankEndpoint(endpoint string, i int) (string, error) {
 	if i == 0 {
 		return endpoint, nil

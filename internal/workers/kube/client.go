@@ -54,8 +54,7 @@ func Kubeconfig(path string) (Access, error) {
 	return Access{Config: config, Namespace: namespace}, nil
 }
 
-// Client lists and watches the objects from which workers are derived. It is safe for
-// concurrent use.
+// Client lists and watches the objects from which workers are derived. It is safe for concurrent use.
 type Client struct {
 	http      *http.Client
 	of        map[schema.GroupVersion]*rest.RESTClient
@@ -66,8 +65,7 @@ type Client struct {
 func NewClient(a Access) (*Client, error) {
 	config := rest.CopyConfig(a.Config)
 	config.UserAgent = "kvlane"
-	// No client-side rate limit: informers have their backoff, and the API server its
-	// fairness.
+	// No client-side rate limit: informers have their backoff, and the API server its fairness.
 	config.QPS = -1
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme()).WithoutConversion()
 	shared, err := rest.HTTPClientFor(config)

@@ -1,8 +1,7 @@
 // Package kube lists workers from Kubernetes: the pods of InferencePools, or of
 // a label selector where there is no such resource.
 //
-// client-go's informers do the listing and watching, over our own types, which have only
-// the fields that are read.
+// client-go's informers do the listing and watching, over our own types, which have only the fields that are read.
 //
 //	client, err := kube.NewClient(cfg) // from InCluster or Kubeconfig
 //	src := kube.Start(ctx, kube.Options{Client: client, Kubernetes: k, Set: registry.Set, ...})

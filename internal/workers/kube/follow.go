@@ -24,10 +24,9 @@ type collection struct {
 	labels, fields string
 }
 
-// follow watches a collection with an informer until ctx ends. It calls changed with all
-// objects after the first list, and after changes, several of which may be combined; while
-// the API server is unavailable the last state stays. changed must not modify the objects.
-// Calls do not overlap.
+// follow watches a collection with an informer until ctx ends. It calls changed with all objects after the first list,
+// and after changes, several of which may be combined; while the API server is unavailable the last state stays.
+// changed must not modify the objects. Calls do not overlap.
 func follow[T any, P interface {
 	*T
 	runtime.Object
@@ -73,8 +72,7 @@ func withoutManagers(object any) (any, error) {
 	return object, nil
 }
 
-// report logs why a watch ended, or that a list failed. A normal end and an expired version
-// are routine.
+// report logs why a watch ended, or that a list failed. A normal end and an expired version are routine.
 func report(log zerolog.Logger, err error) {
 	level := zerolog.WarnLevel
 	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {

@@ -100,8 +100,7 @@ func (p *podStatus) unready() string {
 	return "pod not ready"
 }
 
-// over reports whether a pod's containers have ended for good: its address may belong to
-// another pod.
+// over reports whether a pod's containers have ended for good: its address may belong to another pod.
 func (p *podStatus) over() bool { return p.Phase == "Succeeded" || p.Phase == "Failed" }
 
 // poolSpec is that of an InferencePool v1.

@@ -30,9 +30,8 @@ type Options struct {
 	Set func(source string, list []workers.Entry)
 	// Ask queries the engine at an address; nil: engines are not queried.
 	Ask func(ctx context.Context, address string) (workers.Facts, error)
-	// Models makes workers serve the models that their engines list. Leave it false if only
-	// one model is configured: a request for an adapter that was just loaded would not find
-	// a worker.
+	// Models makes workers serve the models that their engines list. Leave it false if only one model is configured: a
+	// request for an adapter that was just loaded would not find a worker.
 	Models bool
 	// SetObjectives gets the priorities of the InferenceObjectives by name, after the first list and on changes. It must not
 	// change them. Needed with Kubernetes.Objectives.
@@ -40,8 +39,7 @@ type Options struct {
 	Log           zerolog.Logger
 }
 
-// Source lists the pods of pools as workers until Close. It is safe for
-// concurrent use.
+// Source lists the pods of pools as workers until Close. It is safe for concurrent use.
 type Source struct {
 	opts      Options
 	namespace string
@@ -106,8 +104,7 @@ type question struct {
 const (
 	firstAsk = 250 * time.Millisecond
 	lastAsk  = 5 * time.Second
-	// askAgain is the interval of queries for an engine's models: adapters are loaded and
-	// unloaded.
+	// askAgain is the interval of queries for an engine's models: adapters are loaded and unloaded.
 	askAgain = time.Minute
 )
 
@@ -181,9 +178,8 @@ func (s *Source) Close() {
 	s.wg.Wait()
 }
 
-// Waiting returns what has not been listed yet, "" once every pool was looked up and the
-// pods of existing pools are known. At least one pool must exist; other pools that
-// do not exist (Missing) are not waited for.
+// Waiting returns what has not been listed yet, "" once every pool was looked up and the pods of existing pools are
+// known. At least one pool must exist; other pools that do not exist (Missing) are not waited for.
 func (s *Source) Waiting() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,8 +215,7 @@ func (s *Source) Missing() []string {
 	return out
 }
 
-// missing reports whether the pool was looked up and does not exist. The caller holds
-// src.mu.
+// missing reports whether the pool was looked up and does not exist. The caller holds src.mu.
 func (p *pool) missing() bool { return p.listed && p.name != "" && p.spec == nil }
 
 // Asking names a ready pod whose engine has not answered yet, "" if there is none.

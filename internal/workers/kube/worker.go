@@ -20,12 +20,10 @@ import (
 // precedence over a label of the same name.
 const Prefix = "kvlane.dev/"
 
-// roleLabels have a pod's role where the configuration names none: our own, then those of
-// llm-d and Dynamo.
+// roleLabels have a pod's role where the configuration names none: our own, then those of llm-d and Dynamo.
 var roleLabels = []string{Prefix + "role", "llm-d.ai/role", "nvidia.com/dynamo-sub-component-type", "nvidia.com/dynamo-component-type"}
 
-// engineLabels have a pod's engine kind: those of llm-d and of the Gateway API inference
-// extension.
+// engineLabels have a pod's engine kind: those of llm-d and of the Gateway API inference extension.
 var engineLabels = []string{"llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type"}
 
 // zoneLabels become the worker's label zone.
@@ -69,10 +67,9 @@ var hints = map[string]string{
 	"receiver-query-port":  "disagg.receiver_query_port",
 }
 
-// describe returns the worker for a pod's i-th port. facts are the engine's own answers,
-// nil if it was not queried. The result is validated like a static worker: hints and facts
-// that violate its rules are dropped and named in left. err is errNotWorker if the pod has
-// no engine to route to, or says why the worker is invalid.
+// describe returns the worker for a pod's i-th port. facts are the engine's own answers, nil if it was not queried. The
+// result is validated like a static worker: hints and facts that violate its rules are dropped and named in left. err
+// is errNotWorker if the pod has no engine to route to, or says why the worker is invalid.
 func describe(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts) (w config.Worker, left, err error) {
 	role, said, problems := read(k, p)
 	if slices.Contains(notWorkers, role) {
@@ -221,8 +218,7 @@ func foreign(k *config.Kubernetes, p *Pod, w *config.Worker, said map[string]str
 	return out
 }
 
-// together are groups of hints that describe one thing: if a combination is invalid the
-// whole group is dropped.
+// together are groups of hints that describe one thing: if a combination is invalid the whole group is dropped.
 var together = [][]string{{"events", "replay"}, {"rank-by", "ranks", "start-rank"}}
 
 // hintOf returns the hint that sets the field of a worker at path, "" if none does.
@@ -236,9 +232,8 @@ func hintOf(path string) string {
 	return ""
 }
 
-// leaveOut deletes the hints that may cause a problem with the field that hint sets, and
-// returns their names: the hint and its group, else the ranks, from which the ports of
-// events are computed.
+// leaveOut deletes the hints that may cause a problem with the field that hint sets, and returns their names: the hint
+// and its group, else the ranks, from which the ports of events are computed.
 func leaveOut(said map[string]string, hint string) (out []string) {
 	if _, given := said[hint]; given && hint == "replay" {
 		delete(said, hint) // events work without it
@@ -264,8 +259,7 @@ func leaveOut(said map[string]string, hint string) (out []string) {
 	return nil
 }
 
-// forget clears the engine's facts on the subject of a hint. It reports whether there were
-// any.
+// forget clears the engine's facts on the subject of a hint. It reports whether there were any.
 func forget(f *workers.Facts, hint string) bool {
 	before := *f
 	switch {
