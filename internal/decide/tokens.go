@@ -44,7 +44,7 @@ func (t *tokens) differ(e *fleet.Endpoint) bool { return t.made != nil && t.made
 // by load.
 func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 	if !in.known {
-		return &tokens{count: routing.EstimateTokens(len(j.r.Body))}, nil
+		return &tokens{count: j.api.EstimateTokens(len(j.r.Body))}, nil
 	}
 	if in.model == nil {
 		j.degraded = degradedModel

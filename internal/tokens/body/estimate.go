@@ -3,8 +3,19 @@ package body
 import "unicode/utf8"
 
 // maxEstimated bounds, in bytes of JSON, the text whose characters are counted. For longer
-// prompts the length of the JSON is used, which is close at that size.
+// prompts the length of the JSON is used, which is close at that size, less the parts without text.
 const maxEstimated = 256 << 10
+
+// audioToken is the bytes of a recording for each token: a second has 16 to 32 KB, and Whisper makes 50 tokens of it.
+const audioToken = 512
+
+// EstimateTokens estimates the prompt tokens of a request that is not read, by the bytes of its body.
+func (a API) EstimateTokens(size int) int64 {
+	if a == Audio {
+		return int64(size / audioToken)
+	}
+	return quarter(size)
+}
 
 // EstimateTokens estimates the number of prompt tokens without tokenizing: a quarter of the
 // characters (not bytes) of a text, or the exact number of ids. Images and other parts without
@@ -17,7 +28,7 @@ func (r *Request) EstimateTokens() int64 {
 	case r.Form == FormIDs:
 		return int64(r.Count)
 	case len(raw) > maxEstimated:
-		return quarter(len(raw))
+		return quarter(len(raw) - r.textless())
 	}
 	chars := 0
 	switch r.Form {
@@ -43,6 +54,21 @@ func (r *Request) EstimateTokens() int64 {
 		}
 	}
 	return quarter(chars)
+}
+
+// textless returns the bytes of the messages' parts without text, such as images.
+func (r *Request) textless() (n int) {
+	if r.Form != FormMessages && r.Form != FormItems {
+		return 0
+	}
+	for _, e := range r.Elements {
+		EachItem(Member(e.Of(r.Body), "content"), func(part []byte) {
+			if Member(part, "text") == nil {
+				n += len(part)
+			}
+		})
+	}
+	return n
 }
 
 // contentLength returns the number of characters of a message's content: a string, or a list of

@@ -29,6 +29,7 @@ func TestEstimates(t *testing.T) {
 		"responses":              {Responses, `{"input":"` + text(400) + `"}`, 100},
 		"response items":         {Responses, `{"input":[{"role":"user","content":[{"type":"input_text","text":"` + text(400) + `"}]}]}`, 100},
 		"very long":              {Completions, `{"prompt":"` + text(maxEstimated*2) + `"}`, (maxEstimated*2 + 2) / 4},
+		"a large image":          {Chat, `{"messages":[{"content":[{"image_url":"` + text(maxEstimated) + `"}]},{"content":[{"text":"` + text(maxEstimated) + `"}]}]}`, (maxEstimated + 40) / 4},
 		"empty messages":         {Chat, `{"messages":[]}`, 0},
 		"an object as prompt":    {Completions, `{"prompt":{}}`, 0},
 	} {
@@ -38,6 +39,11 @@ func TestEstimates(t *testing.T) {
 		}
 		if got := r.EstimateTokens(); got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+	for api, want := range map[API]int64{Audio: 800, Unknown: 102400} { // a recording of 20 s has some 1,000 tokens
+		if got := api.EstimateTokens(400 << 10); got != want {
+			t.Errorf("400 KB of %s: got %d tokens, want %d", api, got, want)
 		}
 	}
 }
