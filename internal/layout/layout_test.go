@@ -79,7 +79,7 @@ var mayImport = map[string]string{
 	"internal/tokens/freelist": "",
 	"internal/tokens/models":   "",
 	"internal/tokens/media":    "",
-	"internal/tokens/bpe":      "",
+	"internal/tokens/bpe":      "internal/tokens/body",
 	"internal/tokens/bpe/...":  "",
 	"internal/tokens/jinja":    "",
 	"internal/tokens/shape":    "internal/tokens/body internal/tokens/bpe internal/tokens/conv internal/tokens/encoders internal/tokens/jinja internal/tokens/media",

@@ -273,8 +273,9 @@ func aibrixPrefix(p *pick) func(slot int) float64 {
 	}
 }
 
-// smgCacheAware takes the fewest requests while loads differ by more than 64 and 1.5 times;
-// else the longest match if it is above 0.3 of the prompt, else the smallest tree.
+// smgCacheAware takes the engine with the fewest requests if the highest and the lowest load differ
+// by more than 64 requests and by more than a factor of 1.5; else the one with the longest match, if
+// that is above 0.3 of the prompt; else the one with the smallest tree.
 func smgCacheAware(p *pick) func(slot int) float64 {
 	least, most, _ := p.bounds(p.active)
 	_, held, _ := p.bounds(func(slot int) float64 { return p.held[slot] })

@@ -66,12 +66,12 @@ func (t *Tokenizer) arrangeAdded() {
 	}
 	t.raw = newAddedSet(raws, rawText)
 	t.normal = newAddedSet(normals, normalText)
-	t.raw.setHard(nil)
+	t.raw.setFinal(nil)
 	if t.nfc || t.sp != nil || t.pipe != nil {
 		// offsets in normalized text do not map to offsets in the text
-		t.normal.hard = make([]bool, len(t.normal.tokens))
+		t.normal.final = make([]bool, len(t.normal.tokens))
 	} else {
-		t.normal.setHard(t.raw)
+		t.normal.setFinal(t.raw)
 	}
 }
 
@@ -131,7 +131,7 @@ type addedSet struct {
 	starts  []byte // the distinct first bytes
 	content map[string]int
 	tokens  []AddedToken
-	hard    []bool // by token: see setHard
+	final   []bool // by token: see setFinal
 }
 
 // addedStart describes the tokens that start with one byte.
@@ -222,27 +222,27 @@ func (a *addedSet) next(s string, i, end int) (at, index, size int) {
 	return end, 0, 0
 }
 
-// hardLimit is the maximum number of tokens that setHard compares pairwise.
-const hardLimit = 2000
+// finalLimit is the maximum number of tokens that setFinal compares pairwise.
+const finalLimit = 2000
 
-// setHard finds the tokens of a after which the text may be cut, whatever follows: the match has
-// no flag that looks ahead, and no token of a, or of the set that is searched earlier (before,
-// may be nil), can start before the cut and end after it.
-func (a *addedSet) setHard(before *addedSet) {
-	a.hard = make([]bool, len(a.tokens))
-	if before != nil && len(a.tokens)+len(before.tokens) > hardLimit {
+// setFinal finds the tokens whose match no following text can change, so that text may be cut
+// after them: the token has no flag that looks ahead, and no token of a, or of the set that is
+// searched earlier (before, may be nil), can start before the match's end and end after it.
+func (a *addedSet) setFinal(before *addedSet) {
+	a.final = make([]bool, len(a.tokens))
+	if before != nil && len(a.tokens)+len(before.tokens) > finalLimit {
 		return
 	}
 	for i, t := range a.tokens {
-		if t.SingleWord || t.Rstrip || len(a.tokens) > hardLimit && !t.Special {
+		if t.SingleWord || t.Rstrip || len(a.tokens) > finalLimit && !t.Special {
 			continue
 		}
-		a.hard[i] = !a.reaches(t.Content, false) && (before == nil || !before.reaches(t.Content, true))
+		a.final[i] = !a.reaches(t.Content, false) && (before == nil || !before.reaches(t.Content, true))
 	}
 }
 
-// reaches reports whether a token of a can start at or before the start of content and end after
-// its end, or, with inside, start anywhere within content.
+// reaches reports whether a token of a can overlap content and end after it. The token starts at or
+// before the start of content; with inside, it may also start within it.
 func (a *addedSet) reaches(content string, inside bool) bool {
 	for _, t := range a.tokens {
 		c := t.Content
@@ -266,8 +266,8 @@ func (a *addedSet) reaches(content string, inside bool) bool {
 type addedHit struct {
 	from, to int
 	token    *AddedToken
-	// hard: no text after to can change this match.
-	hard bool
+	// final reports that no text after to can change this match.
+	final bool
 }
 
 // search iterates over the added tokens of a text.
@@ -276,7 +276,8 @@ type search struct {
 	s   string
 	pos int // where to search for the next token
 	cut int // end of the last hit
-	// marks: a space in s stands for U+2581, which is not white space.
+	// marks reports that each space in s stands for U+2581, which Lstrip and Rstrip do not take as
+	// white space.
 	marks  bool
 	wanted *watch
 }
@@ -295,7 +296,7 @@ func (w *search) next() (addedHit, bool) {
 		}
 		w.pos = at + size
 		t := &w.set.tokens[index]
-		hit := addedHit{from: at, to: at + size, token: t, hard: w.set.hard[index]}
+		hit := addedHit{from: at, to: at + size, token: t, final: w.set.final[index]}
 		if t.SingleWord && (wordBefore(w.s, hit.from) || wordAfter(w.s, hit.to)) {
 			continue
 		}

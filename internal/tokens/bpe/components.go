@@ -204,9 +204,9 @@ func (t *Tokenizer) spaceLevel(norm, pre []component) error {
 	replaced := false
 	for _, n := range norm {
 		switch {
-		case n.Type == "Prepend" && n.Prepend == lowLine && !replaced:
+		case n.Type == "Prepend" && n.Prepend == spaceMark && !replaced:
 			t.prefix = prefixAlways
-		case n.Type == "Replace" && n.Pattern.String != nil && *n.Pattern.String == " " && n.Content == lowLine:
+		case n.Type == "Replace" && n.Pattern.String != nil && *n.Pattern.String == " " && n.Content == spaceMark:
 			replaced = true
 		default:
 			return unsupported("normalizer %s before a model without bytes", n.Type)
@@ -244,7 +244,7 @@ func (t *Tokenizer) spaceLevel(norm, pre []component) error {
 func (t *Tokenizer) rebuiltLlama() bool { return t.config.engineClass() == "LlamaTokenizer" }
 
 func (t *Tokenizer) metaspace(p component) error {
-	if p.Replacement != lowLine {
+	if p.Replacement != spaceMark {
 		return unsupported("Metaspace with replacement %q", p.Replacement)
 	}
 	scheme, err := p.prependScheme()

@@ -1,7 +1,7 @@
 package bpe
 
-// Cut is a place where a text may be continued in another way without a change of the ids before
-// it: the end of a special token whose match no following text can change.
+// Cut is a place in a text, the end of a special token whose match no following text can change. The
+// ids before it stay the same whatever follows, so a longer text can be encoded from there.
 type Cut struct {
 	Text int // offset in the text
 	IDs  int // number of ids before it

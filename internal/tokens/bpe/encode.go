@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// encode appends the ids of text[from:]; from is 0 or the end of a hard cut. The error is
+// encode appends the ids of text[from:]; from is 0 or the Text of a Cut. The error is
 // ErrStopped, or wraps ErrText, or ErrLimit if the split pattern exceeded its work limit.
 func (enc *encoder) encode(dst []uint32, text string, from int) ([]uint32, error) {
 	enc.match.allow(len(text))
@@ -18,14 +18,14 @@ func (enc *encoder) encode(dst []uint32, text string, from int) ([]uint32, error
 			break
 		}
 		if at < hit.from {
-			dst = enc.stretch(dst, text[at:hit.from], at)
+			dst = enc.betweenAdded(dst, text[at:hit.from], at)
 		}
 		dst = append(dst, hit.token.ID)
 		at = hit.to
 		enc.record(hit, at, len(dst))
 	}
 	if at < len(text) && !enc.watch.stopped {
-		dst = enc.stretch(dst, text[at:], at)
+		dst = enc.betweenAdded(dst, text[at:], at)
 	}
 	if enc.watch.stopped {
 		return dst, ErrStopped
@@ -39,17 +39,17 @@ func (enc *encoder) encode(dst []uint32, text string, from int) ([]uint32, error
 	return dst, nil
 }
 
-// record appends a hard cut if cuts are being recorded.
+// record appends a Cut if cuts are being recorded.
 func (enc *encoder) record(hit addedHit, at, ids int) {
-	if enc.recording && hit.hard && at >= enc.lastCut+cutDistance {
+	if enc.recording && hit.final && at >= enc.lastCut+cutDistance {
 		enc.cuts = append(enc.cuts, Cut{Text: at, IDs: ids - enc.cutBase})
 		enc.lastCut = at
 	}
 }
 
-// stretch appends the ids of text without raw added tokens: it normalizes the text and cuts out
+// betweenAdded appends the ids of text without raw added tokens: it normalizes the text and cuts out
 // the added tokens of normalized text. base is the offset of s in the whole text.
-func (enc *encoder) stretch(dst []uint32, s string, base int) []uint32 {
+func (enc *encoder) betweenAdded(dst []uint32, s string, base int) []uint32 {
 	if enc.t.pipe != nil {
 		return enc.pipelined(dst, s, base)
 	}
@@ -69,7 +69,7 @@ func (enc *encoder) stretch(dst []uint32, s string, base int) []uint32 {
 	return enc.around(dst, &find, enc.plain, first, func(hit addedHit, n int) { enc.record(hit, base+hit.to, n) })
 }
 
-// normalizedSpace is the remainder of stretch for normalizers that mark spaces.
+// normalizedSpace is the remainder of betweenAdded for normalizers that mark spaces.
 func (enc *encoder) normalizedSpace(dst []uint32, s string, first bool) []uint32 {
 	enc.added = append(enc.added[:0], enc.t.normalizedText(s)...)
 	find := search{set: enc.t.normal, s: string(enc.added), marks: true, wanted: &enc.watch}
@@ -103,7 +103,7 @@ func (enc *encoder) around(dst []uint32, find *search, encode func(dst []uint32,
 
 // normalizedText returns the normalizer's output, with spaces in place of U+2581.
 func (t *Tokenizer) normalizedText(s string) string {
-	s = strings.ReplaceAll(s, lowLine, " ")
+	s = strings.ReplaceAll(s, spaceMark, " ")
 	if t.prefix == prefixAlways && s != "" {
 		s = " " + s
 	}

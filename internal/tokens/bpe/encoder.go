@@ -17,7 +17,7 @@ type encoder struct {
 	match   regexSearch
 	ends    [512]uint32 // ends of words
 	parts   [512]uint32 // ends of the parts of one word
-	invalid bool        // a stretch of the text is not valid UTF-8
+	invalid bool        // a segment of the text is not valid UTF-8
 	nfc     []byte
 	normal  normalizer
 	text    []byte // text with U+2581 turned into spaces
@@ -26,7 +26,7 @@ type encoder struct {
 	steps   []uint32
 	sums    []float64 // see viterbi
 
-	// recording, cuts, cutBase and lastCut record the hard cuts of the text being encoded.
+	// recording, cuts, cutBase and lastCut record the cuts of the text being encoded.
 	recording bool
 	cuts      []Cut
 	cutBase   int // ids in the result before those of the text

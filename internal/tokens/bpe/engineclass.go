@@ -43,8 +43,8 @@ var engineClasses = lazily(func() tokenizerClasses {
 	return c
 })
 
-// plainClasses use tokenizer.json unchanged, whatever tokenizer_class is, if they are the classes
-// of the model type.
+// plainClasses use tokenizer.json unchanged. If transformers maps a model type to one of them,
+// tokenizer_class is ignored.
 var plainClasses = map[string]bool{"TokenizersBackend": true, "PythonBackend": true, "PreTrainedTokenizerFast": true, "MistralCommonBackend": true}
 
 // engineClass returns the class that transformers 5.19 uses for a directory with a config.json;
@@ -120,7 +120,7 @@ var ownPartsOf = map[string]ownParts{
 	"LlamaTokenizer": {specials: "unk_token <unk> bos_token <s> eos_token </s>"}, // see rebuiltLlama
 }
 
-// sameClasses build the same tokenizer as the files of their models.
+// sameClasses build a tokenizer equal to the one that their models' tokenizer.json describes.
 var sameClasses = map[string]bool{"RobertaTokenizer": true, "WhisperTokenizer": true}
 
 // onlyCharsmap returns the first normalizer Precompiled among those of raw, nil if there is none.

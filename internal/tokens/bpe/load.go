@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // ErrUnsupported is wrapped by Load's error for a tokenizer that this package cannot reproduce
@@ -59,18 +61,18 @@ type file struct {
 
 func parse(raw []byte, config Config) (*Tokenizer, error) {
 	var f file
-	s := &scanner{b: raw}
 	parts := map[string]*[]byte{
 		"model": &f.model, "added_tokens": &f.added, "normalizer": &f.normalizer,
 		"pre_tokenizer": &f.preTokenizer, "post_processor": &f.postProcessor,
 	}
-	if err := s.object(func(key []byte) error {
-		to := parts[string(key)]
-		value, err := s.raw()
-		if to != nil {
+	if err := body.Valid(raw); err != nil {
+		return nil, err
+	}
+	if err := eachMember(bytes.TrimSpace(raw), func(key, value []byte) error {
+		if to := parts[string(key)]; to != nil {
 			*to = value
 		}
-		return err
+		return nil
 	}); err != nil {
 		return nil, err
 	}
@@ -133,7 +135,7 @@ func (t *Tokenizer) readPost(raw []byte) error {
 			continue
 		}
 		if adding++; adding > 1 {
-			return unsupported("several post-processors that add tokens") // the second one processes a pair of texts
+			return unsupported("several post-processors that add tokens") // how they combine is not reproduced
 		}
 		switch p.Type {
 		case "TemplateProcessing":

@@ -130,7 +130,7 @@ func tail(b []byte) uint64 {
 	return binary.LittleEndian.Uint64(pad[:])
 }
 
-// second is lookup for one word that is not in its home slot of the table of short tokens. A known
+// second looks up one word that is not in its home slot of the table of short tokens. A known
 // word of up to frontSize bytes takes no branch that depends on it but for the rare fourth id: the
 // entry is selected by arithmetic, and all three ids of its first integer are written, of which
 // those that it does not have are overwritten by the next word's.
@@ -243,13 +243,13 @@ func (enc *encoder) longWord(dst []uint32, text []byte, from, end int, parts boo
 
 // inParts appends the ids of a word that can be cut into parts; false if it cannot.
 func (enc *encoder) inParts(dst []uint32, text []byte, from, end int) ([]uint32, bool) {
-	j := enc.t.joints
+	j := enc.t.adjacency
 	// A word that starts with ASCII other than a space is hardly ever cut.
 	if j == nil || text[from] < 0x80 && text[from+1] < 0x80 {
 		return dst, false
 	}
 	for at := from; at < end; {
-		n, next := j.cutWide(text, at, end, enc.parts[:])
+		n, next := j.cutNonASCII(text, at, end, enc.parts[:])
 		if at == from && n == 1 && next == end {
 			return dst, false
 		}

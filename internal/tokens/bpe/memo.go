@@ -6,14 +6,14 @@ import (
 	"unicode/utf8"
 )
 
-// memo caches the ids of stretches of text between safe cuts, so that repeated text costs a hash
+// memo caches the ids of segments of text between safe cuts, so that repeated text costs a hash
 // and a copy. All encoders share it. It has shards of a fixed size, which are allocated on first
 // use.
 type memo struct {
 	shards [memoShards]memoShard
 }
 
-// memoShard keeps a stretch from its first occurrence on while it has room, then from its second:
+// memoShard keeps a segment from its first occurrence on while it has room, then from its second:
 // most text occurs once, and would evict text that occurs again.
 type memoShard struct {
 	mu    sync.Mutex
@@ -36,29 +36,29 @@ const (
 func (enc *encoder) paragraphs(dst []uint32, s string) []uint32 {
 	if most := enc.t.maxRun; most > 0 && len(s) > most {
 		for from, to := range runs(s, most) {
-			if dst = enc.stretches(dst, s[from:to]); enc.watch.stopped {
+			if dst = enc.segments(dst, s[from:to]); enc.watch.stopped {
 				break
 			}
 		}
 		return dst
 	}
-	return enc.stretches(dst, s)
+	return enc.segments(dst, s)
 }
 
-// stretches is paragraphs for a text that is not cut further.
-func (enc *encoder) stretches(dst []uint32, s string) []uint32 {
+// segments is paragraphs for a text that is not cut further.
+func (enc *encoder) segments(dst []uint32, s string) []uint32 {
 	cuts := enc.t.cuts
 	if cuts == nil || len(s) < memoMinimum {
-		return enc.fresh(dst, s, 0, len(s))
+		return enc.uncached(dst, s, 0, len(s))
 	}
 	text := bytesOf(s)
 	for at := 0; at < len(s); {
 		for limit := min(at+lookEvery, len(s)); at < limit; {
 			end := cuts.next(text, s, at)
 			if end-at < memoMinimum {
-				return enc.fresh(dst, s, at, end)
+				return enc.uncached(dst, s, at, end)
 			}
-			dst = enc.stretchOf(dst, s, at, end)
+			dst = enc.cachedSegment(dst, s, at, end)
 			at = end
 		}
 		if at < len(s) && enc.watch.look() {
@@ -68,8 +68,8 @@ func (enc *encoder) stretches(dst []uint32, s string) []uint32 {
 	return dst
 }
 
-// stretchOf appends the ids of s[at:end], which lies between two cuts.
-func (enc *encoder) stretchOf(dst []uint32, s string, at, end int) []uint32 {
+// cachedSegment appends the ids of s[at:end], which lies between two cuts.
+func (enc *encoder) cachedSegment(dst []uint32, s string, at, end int) []uint32 {
 	key := bytesOf(s)[at:end]
 	h := hashBytes(key)
 	shard := &enc.t.memo.shards[h>>60]
@@ -78,7 +78,7 @@ func (enc *encoder) stretchOf(dst []uint32, s string, at, end int) []uint32 {
 		return dst
 	}
 	n := len(dst)
-	dst = enc.fresh(dst, s, at, end)
+	dst = enc.uncached(dst, s, at, end)
 	if keep && !enc.watch.stopped && !enc.invalid {
 		shard.mu.Lock()
 		if _, ok := shard.store.get(h, key); !ok { // another request's may be there by now
@@ -89,8 +89,8 @@ func (enc *encoder) stretchOf(dst []uint32, s string, at, end int) []uint32 {
 	return dst
 }
 
-// fresh appends the ids of the stretch s[at:end], which is not in the memo.
-func (enc *encoder) fresh(dst []uint32, s string, at, end int) []uint32 {
+// uncached appends the ids of the segment s[at:end], which is not in the memo.
+func (enc *encoder) uncached(dst []uint32, s string, at, end int) []uint32 {
 	if !enc.t.lazy {
 		return enc.words(dst, s, at, end)
 	}
@@ -109,8 +109,8 @@ func (enc *encoder) fresh(dst []uint32, s string, at, end int) []uint32 {
 	return enc.words(dst, s, at, end)
 }
 
-// get appends the ids of a stretch if they are cached. Otherwise keep reports whether the caller should
-// cache them: the stretch was seen before, or there is room for it without an eviction.
+// get appends the ids of a segment if they are cached. Otherwise keep reports whether the caller should
+// cache them: the segment was seen before, or there is room for it without an eviction.
 func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, keep bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -127,7 +127,7 @@ func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, kee
 }
 
 // A cutter finds places where pre-tokenized text may be cut, whatever the text on either side:
-// the words of both sides together are the words of the whole text. So the ids of a stretch
+// the words of both sides together are the words of the whole text. So the ids of a segment
 // between two cuts can be cached.
 //
 // The rules, which TestCutsAreSafe checks for each splitter on random text:
@@ -140,18 +140,19 @@ func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, kee
 //     space looks at what follows.
 //   - In SentencePiece models, before a space that follows a non-space.
 //
-// Text that is not normalized yet is cut only between a quiet code point and one that another
-// quiet one, or the end, follows. The stretches a and b of such a cut can be normalized
+// A code point is quiet if NFC never changes it or joins it to another one. Text that is not
+// normalized yet is cut only after a quiet code point and before one that a quiet one, or the end,
+// follows. The segments a and b of such a cut can be normalized
 // separately: b begins with ASCII or punctuation, which is a starter that neither decomposes nor
 // joins anything before it. So decomposing and sorting move nothing over the cut, and as the last
 // starter it also keeps all of b from joining a: NFC(ab) = NFC(a)NFC(b). The characters at the cut
 // stay: the last one of a is quiet and the last of a, so it recomposes to itself and joins nothing,
 // and what follows the first one of b does not join it. So the rules hold for the normalized text,
 // too. Text that is not valid UTF-8 may be cut as well: a cut is before the first byte of a
-// character, so the text is valid if and only if all its stretches are.
+// character, so the text is valid if and only if all its segments are.
 type cutter struct {
 	before, after [256]uint8
-	raw           bool // the text may have to be normalized
+	raw           bool // the text is not normalized yet: cuts must be quiet too
 }
 
 // Bits of the tables: a cut is possible where the entries of the bytes before and after share a
@@ -159,14 +160,14 @@ type cutter struct {
 const (
 	cutWord uint8 = 1 << iota
 	cutLine
-	cutWide // decided by wideCut
+	cutWide // a non-ASCII byte is involved: wideCut decides
 )
 
-// Cuts are thinned out by a hash of the bytes before them, so that the same text has the same
-// cuts wherever it starts; stretches have about this length.
+// Of the possible cuts, a hash of the bytes before them selects some, so that the same text is cut
+// at the same places wherever it begins. Segments have about these lengths in bytes.
 const (
-	minStretch = 192
-	maxStretch = 768
+	minSegment = 192
+	maxSegment = 768
 )
 
 // newCutter returns nil if the splitter's text cannot be cut. With raw, text is cut that is not
@@ -255,15 +256,15 @@ func wideCut(s string, i int) bool {
 	return false
 }
 
-// next returns the end of the stretch that starts at i. The hash is looked at before safe, which takes longer and would
+// next returns the end of the segment that starts at i. The hash is looked at before safe, which takes longer and would
 // accept most of the places that the hash refuses.
 func (c *cutter) next(text []byte, s string, i int) int {
-	for j := i + minStretch; j < len(s); j++ {
+	for j := i + minSegment; j < len(s); j++ {
 		if c.before[text[j-1]]&c.after[text[j]] == 0 {
 			continue
 		}
 		h := binary.LittleEndian.Uint32(text[j-4:]) * 0x9e3779b1
-		if (h < 1<<29 || text[j-1] >= 0x80 && h < 1<<30 || j-i >= maxStretch) && c.safe(s, j) {
+		if (h < 1<<29 || text[j-1] >= 0x80 && h < 1<<30 || j-i >= maxSegment) && c.safe(s, j) {
 			return j
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // noRank is the rank of a pair that does not merge. Ranks need 24 bits.
@@ -166,13 +168,13 @@ func (m *merges) farRank(left, right uint32, p uint64) uint32 {
 
 // readMerges reads the list of pairs, "a b" or ["a","b"]; text converts a token string as for the
 // vocabulary.
-func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool)) (*merges, error) {
-	room := bytes.Count(s.b, []byte(`,`)) + 1
-	if bytes.Count(s.b[:min(len(s.b), 64)], []byte(`[`)) > 1 {
+func readMerges(list []byte, v *vocab, text func(dst, token []byte) ([]byte, bool)) (*merges, error) {
+	room := bytes.Count(list, []byte(`,`)) + 1
+	if bytes.Count(list[:min(len(list), 64)], []byte(`[`)) > 1 {
 		room /= 2 // ["a","b"]
 	}
-	r := &mergeReader{s: s, v: v, text: text, pairs: make([][2]uint32, 0, room), result: make([]uint32, 0, room)}
-	if err := s.array(r.read); err != nil {
+	r := &mergeReader{v: v, text: text, pairs: make([][2]uint32, 0, room), result: make([]uint32, 0, room)}
+	if err := eachItem(list, r.read); err != nil {
 		return nil, err
 	}
 	return newMerges(r.pairs, nil, slices.Clone(r.result)), nil
@@ -180,12 +182,12 @@ func readMerges(s *scanner, v *vocab, text func(dst, token []byte) ([]byte, bool
 
 // mergeReader is the state of readMerges.
 type mergeReader struct {
-	s      *scanner
 	v      *vocab
 	text   func(dst, token []byte) ([]byte, bool)
 	pairs  [][2]uint32
 	result []uint32
 
+	buf  []byte // the decoded strings of a pair
 	both []byte // text of the two parts
 	last []byte // text of the preceding pair: lists that have all ways to a token have them in sequence
 	// single caches the tokens of single bytes, which are frequent parts.
@@ -196,9 +198,9 @@ type mergeReader struct {
 }
 
 // read reads one pair.
-func (r *mergeReader) read() error {
+func (r *mergeReader) read(raw []byte) error {
 	rank := len(r.result)
-	left, right, err := r.parts()
+	left, right, err := r.parts(raw)
 	if err != nil {
 		return err
 	}
@@ -230,21 +232,19 @@ func (r *mergeReader) read() error {
 }
 
 // parts reads the two tokens of a pair.
-func (r *mergeReader) parts() (left, right []byte, err error) {
+func (r *mergeReader) parts(raw []byte) (left, right []byte, err error) {
 	n := 0
-	if r.s.peek() == '[' {
-		err = r.s.array(func() error {
-			token, err := r.s.str()
+	if r.buf = r.buf[:0]; raw[0] == '[' {
+		err = eachItem(raw, func(token []byte) (err error) {
 			n++
-			left, right = right, token
+			from := len(r.buf)
+			r.buf, err = body.AppendText(r.buf, token)
+			left, right = right, r.buf[from:]
 			return err
 		})
-	} else {
-		var pair []byte
-		if pair, err = r.s.str(); err == nil {
-			n = bytes.Count(pair, []byte(" ")) + 1
-			left, right, _ = bytes.Cut(pair, []byte(" "))
-		}
+	} else if r.buf, err = body.AppendText(r.buf, raw); err == nil {
+		n = bytes.Count(r.buf, []byte(" ")) + 1
+		left, right, _ = bytes.Cut(r.buf, []byte(" "))
 	}
 	if err == nil && n != 2 {
 		err = fmt.Errorf("merge %d has %d parts", len(r.result), n)

@@ -23,7 +23,7 @@ func TestMinTokensIsALowerBound(t *testing.T) {
 		}
 		texts["longest token"] = strings.Repeat(longest, n/len(longest))
 		texts["spaces"] = strings.Repeat(" ", n)
-		texts["low lines"] = strings.Repeat(lowLine, n/3)
+		texts["low lines"] = strings.Repeat(spaceMark, n/3)
 		texts["jamo"] = strings.Repeat("\u1112\u1161\u11ab", n/9)
 		texts["singletons"] = strings.Repeat("\u1fef", n/3)
 		texts["three marks"] = strings.Repeat("\u03b1\u0313\u0300\u0345", n/8)

@@ -24,15 +24,9 @@ type modelHead struct {
 
 func readHead(raw []byte) (*modelHead, error) {
 	head := &modelHead{}
-	if len(raw) == 0 {
-		return nil, fmt.Errorf("%w: no model", errJSON)
-	}
-	s := &scanner{b: raw}
 	var rest strings.Builder
-	if err := s.object(func(key []byte) error {
-		name := string(key)
-		value, err := s.raw()
-		switch name {
+	if err := eachMember(raw, func(key, value []byte) error {
+		switch name := string(key); name {
 		case "vocab":
 			head.vocab = value
 		case "merges":
@@ -40,9 +34,9 @@ func readHead(raw []byte) (*modelHead, error) {
 		default:
 			fmt.Fprintf(&rest, ",%q:%s", name, value)
 		}
-		return err
+		return nil
 	}); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("model: %w", err)
 	}
 	if err := json.Unmarshal([]byte("{"+strings.TrimPrefix(rest.String(), ",")+"}"), head); err != nil {
 		return nil, fmt.Errorf("model: %w", err)
@@ -67,10 +61,10 @@ func (t *Tokenizer) readTables(head *modelHead) (err error) {
 		}
 		return err
 	}
-	if t.vocab, err = readVocab(&scanner{b: head.vocab}, t.form.text); err != nil {
+	if t.vocab, err = readVocab(head.vocab, t.form.text); err != nil {
 		return fmt.Errorf("vocab: %w", err)
 	}
-	if t.merges, err = readMerges(&scanner{b: head.merges}, t.vocab, t.form.text); err != nil {
+	if t.merges, err = readMerges(head.merges, t.vocab, t.form.text); err != nil {
 		return fmt.Errorf("merges: %w", err)
 	}
 	return nil
@@ -112,9 +106,9 @@ func (t *Tokenizer) completeBPE() {
 	t.merges.pairs, t.merges.ranks = nil, nil
 }
 
-// prepareWords builds the tables that are consulted before merging. If words that are tokens are
-// not merged at all, a part of a word must not be mistaken for such a word, so words are cut only
-// if merging yields the same for each token that a part could be.
+// prepareWords builds the tables that are consulted before merging. With ignoreMerges, a word that
+// is a token is not merged, but a part of a word is. So words are cut into parts only if merging
+// each token's text yields the token, which makes both the same.
 func (t *Tokenizer) prepareWords() {
 	wholes := make([]bool, len(t.vocab.has))
 	t.vocab.eachSlot(func(id uint32, whole bool) { wholes[id] = whole })
@@ -123,7 +117,7 @@ func (t *Tokenizer) prepareWords() {
 	if t.sp != nil {
 		if !t.ignoreMerges && !t.mergesBytes() {
 			spaces, _ := t.splitter.(spaceSplit)
-			t.parter = jointSplit{newJoints(t.vocab, false), spaces.each}
+			t.parter = adjacencySplit{newAdjacency(t.vocab, false), spaces.each}
 		}
 		return
 	}
@@ -132,7 +126,7 @@ func (t *Tokenizer) prepareWords() {
 			return
 		}
 	}
-	t.joints = newJoints(t.vocab, true)
+	t.adjacency = newAdjacency(t.vocab, true)
 }
 
 // mergesBytes reports whether a merge consumes or produces a byte token: the text of such a token
@@ -250,9 +244,9 @@ func (t *Tokenizer) spaceJoins() bool {
 	return false
 }
 
-// markWhole marks the tokens that merging their own text yields: only those may be looked up
-// instead of merged. If words that are tokens are not merged, only tokens with non-ASCII text
-// need the mark.
+// markWhole marks the tokens that merging their own text yields: only these may be looked up
+// instead of merged. With ignoreMerges every whole word that is a token may be looked up, so the
+// mark matters only for parts of words, which have non-ASCII text.
 func (t *Tokenizer) markWhole() {
 	var w merger
 	var out []uint32

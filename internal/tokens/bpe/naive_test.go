@@ -106,7 +106,7 @@ func (n *naive) encode(s string) []uint32 {
 				return
 			}
 			if n.spaces {
-				s = strings.ReplaceAll(lowLine+s, " ", lowLine)
+				s = strings.ReplaceAll(spaceMark+s, " ", spaceMark)
 			}
 			last := uint32(0)
 			for _, e := range wordEnds(n.words, s, 64) {

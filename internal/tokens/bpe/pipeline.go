@@ -61,7 +61,7 @@ func (p *pipeline) encode(enc *encoder, dst []uint32, text piece) []uint32 {
 	return dst
 }
 
-// pipelined is stretch for a tokenizer with a pipeline. base is the offset of s in the whole
+// pipelined is betweenAdded for a tokenizer with a pipeline. base is the offset of s in the whole
 // text.
 func (enc *encoder) pipelined(dst []uint32, s string, base int) []uint32 {
 	p := enc.t.pipe

@@ -215,8 +215,8 @@ func (m *spmModel) tokenizer(config Config) (*Tokenizer, error) {
 		}
 		t.normal = newAddedSet(user, contents)
 	}
-	t.raw.setHard(nil)
-	t.normal.hard = make([]bool, len(t.normal.tokens))
+	t.raw.setFinal(nil)
+	t.normal.final = make([]bool, len(t.normal.tokens))
 	t.added = user
 	for _, u := range user {
 		t.addedID[u.Content], t.literalOf[u.ID] = u.ID, u.Content
@@ -294,8 +294,8 @@ func (m *spmModel) blankRuns(list *tokenList) (*blankRuns, error) {
 		for ; n > 0 && score(n-1) == last; n-- {
 			id := list.order[n-1]
 			text := m.pieces[id].text
-			size := len(text) / len(lowLine)
-			if text != strings.Repeat(lowLine, size) {
+			size := len(text) / len(spaceMark)
+			if text != strings.Repeat(spaceMark, size) {
 				return nil, unsupported("a SentencePiece BPE model with pieces of equal score")
 			}
 			b.sizes[id], b.ids[size] = size, id
@@ -303,13 +303,13 @@ func (m *spmModel) blankRuns(list *tokenList) (*blankRuns, error) {
 		list.order = list.order[:n]
 	}
 	for i, id := range list.order {
-		if i > 0 && score(i) == score(i-1) || len(b.ids) > 0 && strings.Contains(m.pieces[id].text, lowLine+lowLine) {
+		if i > 0 && score(i) == score(i-1) || len(b.ids) > 0 && strings.Contains(m.pieces[id].text, spaceMark+spaceMark) {
 			return nil, unsupported("a SentencePiece BPE model with pieces of equal score")
 		}
 	}
 	if len(b.ids) > 0 {
 		for id, p := range m.pieces {
-			if p.text == lowLine {
+			if p.text == spaceMark {
 				b.one = uint32(id)
 				b.sizes[b.one], b.ids[1] = 1, b.one
 			}
@@ -388,7 +388,7 @@ func (m *spmModel) normalizer(user []AddedToken) (*spmNormalizer, error) {
 		}
 	}
 	for b := range n.plain {
-		n.plain[b] = n.user.first[b] == nil && (b != ' ' || !m.trim) && b != int(lowLine[0]) && (n.rules == nil || b < utf8.RuneSelf && n.rules.plain[b])
+		n.plain[b] = n.user.first[b] == nil && (b != ' ' || !m.trim) && b != int(spaceMark[0]) && (n.rules == nil || b < utf8.RuneSelf && n.rules.plain[b])
 	}
 	return n, nil
 }

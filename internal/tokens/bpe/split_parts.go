@@ -5,26 +5,27 @@ import (
 	"unicode/utf8"
 )
 
-// joints holds the pairs of characters that are adjacent in some token. No merge ever joins two
+// adjacency holds the pairs of characters that are adjacent in some token. No merge ever joins two
 // characters that are not such a pair, so a word may be cut between them and its parts merged
 // separately: parts are short, are often tokens themselves, and repeat where the word does not.
-// Words of Chinese text are whole clauses, and those of SentencePiece models include punctuation.
+// This pays because a word of Chinese text is a whole clause, and one of a SentencePiece model
+// includes punctuation.
 //
-// A merge over a cut makes a token that contains the last byte before it and the first one after
-// it. If the token contains both characters whole, their pair is in ascii or in filter. If it
-// contains only a part of one, as byte-level tokens may, the two bytes are in split. False
-// positives of the filter cost only time.
-type joints struct {
+// A merge across a place makes a token that contains the byte on either side of it. If the token
+// contains both characters whole, their pair is in ascii or in filter. If it contains only a part
+// of one, as byte-level tokens may, the pair of bytes is in split. False positives of the filter
+// cost only time.
+type adjacency struct {
 	ascii  [128][2]uint64
 	split  [64]uint64 // last byte (0x80-0xbf), first byte (0xc0-0xff)
 	filter []uint64
 	shift  uint
 }
 
-// newJoints collects the pairs of all tokens of v. With wideOnly, for byte-level models, it skips
+// newAdjacency collects the pairs of all tokens of v. With wideOnly, for byte-level models, it skips
 // pairs of an ASCII and a non-ASCII character: such models are never cut next to ASCII.
-func newJoints(v *vocab, wideOnly bool) *joints {
-	j := &joints{}
+func newAdjacency(v *vocab, wideOnly bool) *adjacency {
+	j := &adjacency{}
 	var pairs []uint64
 	for id := range v.has {
 		b := v.bytes(uint32(id))
@@ -62,7 +63,7 @@ func newJoints(v *vocab, wideOnly bool) *joints {
 func runePairProduct(l, r rune) uint64 { return (uint64(l)<<21 | uint64(r)) * mulC }
 
 // joined reports whether a token may contain the two characters next to each other.
-func (j *joints) joined(l, r rune) bool {
+func (j *adjacency) joined(l, r rune) bool {
 	if l < 0x80 && r < 0x80 {
 		return j.ascii[l][r/64]>>(r%64)&1 != 0
 	}
@@ -70,9 +71,9 @@ func (j *joints) joined(l, r rune) bool {
 	return j.filter[p/64&uint64(len(j.filter)-1)]>>(p%64)&1 != 0
 }
 
-// cutWide writes the ends of the parts of text[at:end] to ends, cutting only between non-ASCII
+// cutNonASCII writes the ends of the parts of text[at:end] to ends, cutting only between non-ASCII
 // characters. It returns how many it wrote and where to continue.
-func (j *joints) cutWide(text []byte, at, end int, ends []uint32) (n, next int) {
+func (j *adjacency) cutNonASCII(text []byte, at, end int, ends []uint32) (n, next int) {
 	last := rune(0) // 0: ASCII, or the start
 	for at < end && n < len(ends) {
 		r, size := rune(text[at]), 3
@@ -105,14 +106,14 @@ func (j *joints) cutWide(text []byte, at, end int, ends []uint32) (n, next int) 
 	return n, int(ends[n-1])
 }
 
-// jointSplit is the splitter of a SentencePiece model. It cuts words into parts that no token
+// adjacencySplit is the splitter of a SentencePiece model. It cuts words into parts that no token
 // crosses.
-type jointSplit struct {
-	*joints
-	each bool // before each space, as in spaceSplit
+type adjacencySplit struct {
+	*adjacency
+	each bool // words also end before each space, see spaceSplit
 }
 
-func (p jointSplit) split(s string, at int, ends []uint32) (int, int) {
+func (p adjacencySplit) split(s string, at int, ends []uint32) (int, int) {
 	n := 0
 	for i := at; i < len(s) && n < len(ends); {
 		j := i

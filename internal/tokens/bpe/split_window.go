@@ -32,7 +32,8 @@ type windowRules struct {
 
 // The code of a byte has a bit in each of four lanes of 16 bits, so that the codes of 16 bytes
 // fit one word: letter; other than letter, digit and white space; white space; and more, which
-// distinguishes upper-case letters, apostrophes and the space. Line ends are white space and
+// distinguishes upper-case letters, apostrophes and the space character from the rest of their
+// kind. Line ends are white space and
 // letter, the slash is letter and other. Digits have no bit; a byte that ends a window has only
 // more.
 const (
@@ -166,7 +167,7 @@ func (r *windowRules) starts(w *lanes, s string, i, size int) (start uint64, who
 	letter := w.letter &^ (other | space) & valid
 	line := space & w.letter
 	blank := space &^ line
-	single := space & w.more // punctuation takes this character before it
+	single := space & w.more // the space character: punctuation forms a word with one before it
 	digit := ^(w.letter | w.other | w.space | w.more) & valid
 	solid := ^space & valid
 

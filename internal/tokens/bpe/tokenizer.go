@@ -25,13 +25,13 @@ type Tokenizer struct {
 	merges       *merges
 	ignoreMerges bool
 	splitter     splitter
-	parter       splitter // splitter, or one that cuts its words into parts
-	joints       *joints  // nil if words are not cut into parts
+	parter       splitter   // splitter, or one that cuts its words into parts
+	adjacency    *adjacency // nil if words are not cut into parts
 	short        *shortTokens
 	cuts         *cutter
 	nfc          bool
-	// lazy: the text is checked and normalized in stretches that the memo does not have,
-	// otherwise as a whole beforehand. See cutter.
+	// lazy reports that only segments that the memo lacks are checked and normalized, not the whole
+	// text beforehand. See cutter.
 	lazy   bool
 	prefix prefixSpace
 
@@ -57,7 +57,7 @@ type Tokenizer struct {
 	mistral *Tokenizer // see Mistral
 
 	longest int // see MinTokens
-	maxRun  int // see runs; 0: no limit
+	maxRun  int // in bytes, see runs; 0: no limit
 }
 
 // prefixSpace defines where a space is put before a stretch of text.
@@ -156,8 +156,8 @@ func (t *Tokenizer) MinTokens(text string) int {
 	switch {
 	case t.nfc && composeAt(text, 0, new(watch)) < len(text):
 		n /= nfcShrinks
-	case t.sp != nil && strings.Contains(text, lowLine):
-		n /= len(lowLine) // the text may consist of U+2581, three bytes each, which the vocabulary holds as a space
+	case t.sp != nil && strings.Contains(text, spaceMark):
+		n /= len(spaceMark) // the text may consist of U+2581, three bytes each, which the vocabulary holds as a space
 	}
 	return n / t.longest
 }

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // unigram is a Unigram model: it divides a text into the tokens with the highest sum of scores.
@@ -219,16 +221,14 @@ func (t *Tokenizer) readUnigram(head *modelHead, exact bool) error {
 	}
 	list := &tokenList{literal: map[string]uint32{}}
 	var scores []float64
-	s := &scanner{b: head.vocab}
-	err := s.array(func() error {
+	err := eachItem(head.vocab, func(pair []byte) error {
 		var text []byte
 		score, part := "", 0
-		err := s.array(func() (err error) {
-			var raw []byte
+		err := eachItem(pair, func(item []byte) (err error) {
 			if part++; part == 1 {
-				text, err = s.str()
-			} else if raw, err = s.raw(); err == nil {
-				score = string(raw)
+				text, err = body.AppendText(nil, item)
+			} else {
+				score = string(item)
 			}
 			return err
 		})
@@ -329,11 +329,11 @@ func parseScore(s string, exact bool) (float64, error) {
 func markedWords(norm, pre []component) (marked, simple bool, prefix prefixSpace) {
 	if len(pre) == 0 {
 		last := len(norm) - 1
-		return last >= 0 && norm[last].Type == "Replace" && norm[last].Content == lowLine && norm[last].Pattern.String != nil &&
+		return last >= 0 && norm[last].Type == "Replace" && norm[last].Content == spaceMark && norm[last].Pattern.String != nil &&
 			*norm[last].Pattern.String == " ", false, prefixNone
 	}
 	m := pre[len(pre)-1]
-	if m.Type != "Metaspace" || m.Replacement != lowLine {
+	if m.Type != "Metaspace" || m.Replacement != spaceMark {
 		return false, false, prefixNone
 	}
 	scheme, err := m.prependScheme()
@@ -382,17 +382,17 @@ func (enc *encoder) marked(dst []uint32, p piece) []uint32 {
 
 // unmarked returns s with spaces for U+2581, valid until the next call.
 func (enc *encoder) unmarked(s string) string {
-	if !strings.Contains(s, lowLine) {
+	if !strings.Contains(s, spaceMark) {
 		return s
 	}
 	enc.text = enc.text[:0]
 	for {
-		i := strings.Index(s, lowLine)
+		i := strings.Index(s, spaceMark)
 		if i < 0 || enc.watch.over(i+1) {
 			break
 		}
 		enc.text = append(append(enc.text, s[:i]...), ' ')
-		s = s[i+len(lowLine):]
+		s = s[i+len(spaceMark):]
 	}
 	enc.text = append(enc.text, s...)
 	return stringOf(enc.text)
@@ -411,7 +411,7 @@ func (enc *encoder) joinedWords(s string) string {
 		switch {
 		case c&clsWS != 0:
 			fresh = true
-		case strings.HasPrefix(s[i:], lowLine):
+		case strings.HasPrefix(s[i:], spaceMark):
 			out, fresh = append(out, ' '), false
 		default:
 			if fresh {

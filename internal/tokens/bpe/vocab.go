@@ -94,12 +94,12 @@ type vocabEntry struct{ from, to, id uint32 }
 
 // readVocab reads the object of token strings and ids. text converts a token string to the bytes
 // that it matches, or reports that no text can contain it.
-func readVocab(s *scanner, text func(dst, token []byte) ([]byte, bool)) (*vocab, error) {
+func readVocab(object []byte, text func(dst, token []byte) ([]byte, bool)) (*vocab, error) {
 	v := &vocab{literal: map[string]uint32{}}
-	raw := make([]byte, 0, len(s.b)/4)
+	raw := make([]byte, 0, len(object)/4)
 	var entries []vocabEntry
 	top := uint32(0)
-	err := s.object(func(key []byte) error {
+	err := eachMember(object, func(key, value []byte) error {
 		from := len(raw)
 		var reachable bool
 		raw, reachable = text(raw, key)
@@ -108,7 +108,7 @@ func readVocab(s *scanner, text func(dst, token []byte) ([]byte, bool)) (*vocab,
 			raw = raw[:from]
 			name = string(key)
 		}
-		id, err := s.uint(maxID - 1)
+		id, err := tokenID(value)
 		if err != nil {
 			return err
 		}
@@ -207,7 +207,7 @@ func byteLevelText(dst, token []byte) ([]byte, bool) {
 	return dst, len(token) > 0
 }
 
-const lowLine = "\u2581"
+const spaceMark = "\u2581"
 
 // spaceMarkText returns the text that a SentencePiece token matches: U+2581 becomes a space, and
 // a token with a real space can never match.
@@ -216,9 +216,9 @@ func spaceMarkText(dst, token []byte) ([]byte, bool) {
 		switch {
 		case token[i] == ' ':
 			return dst, false
-		case token[i] == lowLine[0] && bytes.HasPrefix(token[i:], []byte(lowLine)):
+		case token[i] == spaceMark[0] && bytes.HasPrefix(token[i:], []byte(spaceMark)):
 			dst = append(dst, ' ')
-			i += len(lowLine) - 1
+			i += len(spaceMark) - 1
 		default:
 			dst = append(dst, token[i])
 		}
@@ -237,5 +237,5 @@ func byteLevelString(b []byte) string {
 
 // spaceMarkString returns the token string of a SentencePiece token.
 func spaceMarkString(b []byte) string {
-	return string(bytes.ReplaceAll(b, []byte{' '}, []byte(lowLine)))
+	return string(bytes.ReplaceAll(b, []byte{' '}, []byte(spaceMark)))
 }

@@ -93,7 +93,7 @@ func TestPartsAreSafe(t *testing.T) {
 				if tok.sp != nil {
 					n, next = tok.parter.split(string(word), at, ends)
 				} else {
-					n, next = tok.joints.cutWide(word, at, len(word), ends)
+					n, next = tok.adjacency.cutNonASCII(word, at, len(word), ends)
 				}
 				parts += n
 				for _, e := range ends[:n] {

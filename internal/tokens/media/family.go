@@ -10,22 +10,26 @@ import (
 	"strings"
 )
 
-// Family is what an engine puts in the place of a model's images.
+// Family computes the tokens that an engine puts in the place of an image, for the models of one
+// family. It is immutable.
 type Family struct {
 	// Token is the id that stands for an image in a prompt before the engine's processor runs.
 	Token uint32
-	// Mark is the text for an image in the output of templates that iterate over parts, if it is not the token's, and
-	// Text that of the token. Front is the text that precedes a message's texts for other templates; "": not known.
-	Mark, Text, Front string
-	// Most is the largest number of images whose tokens are known, 0: any.
+	// Mark is the placeholder of an image in the output of templates that iterate over content parts, which the engine
+	// replaces by Text, the token's text; "" if the template writes Text itself.
+	Mark, Text string
+	// Front is the placeholder of an image that the engine puts before a message's text for templates that do not iterate
+	// over parts, "" if it is not known.
+	Front string
+	// Most is the maximum number of images in a prompt for which the tokens are known, 0 if any number is.
 	Most int
-	// Turns reports that the tokens depend on which side is the width.
-	Turns bool
+	// Oriented reports that an image and its transpose have different tokens.
+	Oriented bool
 
 	// layout appends the tokens of an image. It returns false if the engine refuses the image.
 	layout func(dst []uint32, width, height int) ([]uint32, bool)
-	// lines are the tokens of one to four line feeds, at their number, if the engine puts two around an image and then
-	// joins neighbors. last is then the token before the second two.
+	// lines[n] is the token of n line feeds, for a family whose engine puts two line feeds before and after an image and
+	// then joins adjacent ones into one token. last is then the token before those after the image.
 	lines [5]uint32
 	last  uint32
 }
@@ -113,8 +117,9 @@ var families = map[string]func(m *modelConfig, p *processorConfig, id func(token
 	"DeepseekVLV2ForCausalLM":            deepseekVL2,
 }
 
-// alone are the architectures whose images do not depend on the processor's configuration, so that it may have any form.
-var alone = map[string]bool{"InternVLChatModel": true, "DeepseekOCRForCausalLM": true}
+// needNoProcessor are the architectures whose tokens of images follow from config.json alone, so that an unreadable
+// configuration of the processor does not matter.
+var needNoProcessor = map[string]bool{"InternVLChatModel": true, "DeepseekOCRForCausalLM": true}
 
 // Load reads the model's config.json and its processor's configuration. id returns the id of a special token. The error
 // is ErrUnknown if the model has no images or its family is not followed.
@@ -143,7 +148,7 @@ func Load(fsys fs.FS, id func(token string) (uint32, bool)) (*Family, error) {
 			err = readJSON(fsys, "processor_config.json", p)
 		}
 	}
-	if err != nil && !alone[m.Architectures[0]] {
+	if err != nil && !needNoProcessor[m.Architectures[0]] {
 		return nil, err
 	}
 	if p.Sequence == 0 {
@@ -166,11 +171,11 @@ func readJSON(fsys fs.FS, name string, to any) error {
 	return nil
 }
 
-// Append appends the tokens of an image, which begin at a position. turned reports that the image may be turned before. It
-// returns false if they are not known.
-func (f *Family) Append(dst []uint32, img Image, turned bool) (out []uint32, at int, ok bool) {
+// Append appends the tokens of an image and returns the position at which they begin. mayTurn reports that the engine may
+// rotate the image by its EXIF data first. ok is false if the tokens are not known.
+func (f *Family) Append(dst []uint32, img Image, mayTurn bool) (out []uint32, at int, ok bool) {
 	at = len(dst)
-	if f.Turns && turned && img.Width != img.Height {
+	if f.Oriented && mayTurn && img.Width != img.Height {
 		return dst, at, false
 	}
 	if f.lines[2] != 0 {
@@ -189,7 +194,8 @@ func (f *Family) Append(dst []uint32, img Image, turned bool) (out []uint32, at 
 	return out, at, ok
 }
 
-// Next appends a token of the text. image reports that an image follows. It returns false if the engine refuses the prompt.
+// Next appends a token of the text after an image, joining line feeds as Append does. image reports that another image
+// follows directly. It returns false if the engine refuses the prompt.
 func (f *Family) Next(dst []uint32, id uint32, image bool) ([]uint32, bool) {
 	if n := len(dst); f.last != 0 && n > 1 && dst[n-2] == f.last && dst[n-1] == f.lines[2] {
 		switch {
@@ -324,7 +330,7 @@ func mistral3(m *modelConfig, p *processorConfig, id func(string) (uint32, bool)
 		return nil, ErrUnknown
 	}
 	longest, token := float64(p.Size.Longest), *m.ImageIndex
-	return &Family{Token: token, Turns: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
+	return &Family{Token: token, Oriented: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
 		if ratio := max(float64(width)/longest, float64(height)/longest); ratio > 1 {
 			width, height = int(float64(width)/ratio), int(float64(height)/ratio)
 		}
@@ -374,7 +380,7 @@ func llama4(m *modelConfig, p *processorConfig, id func(string) (uint32, bool)) 
 		return nil, ErrUnknown
 	}
 	patches := side * side / int(merged)
-	return &Family{Token: t[0], Turns: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
+	return &Family{Token: t[0], Oriented: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
 		columns, rows := canvas(width, height, size, most, p.MaxCanvas)
 		dst = append(dst, t[1])
 		for range rows {
@@ -415,7 +421,7 @@ func kimiVL(m *modelConfig, p *processorConfig, _ func(string) (uint32, bool)) (
 	if !strings.HasPrefix(p.Type, "KimiVLImageProcessor") || m.MediaToken == nil || p.Patch < 1 || p.TokenLimit < 1 || len(p.MergeKernel) != 2 || min(p.MergeKernel[0], p.MergeKernel[1]) < 1 {
 		return nil, ErrUnknown
 	}
-	return &Family{Token: *m.MediaToken, Turns: p.MergeKernel[0] != p.MergeKernel[1], layout: run(*m.MediaToken, func(width, height int) (int, int) {
+	return &Family{Token: *m.MediaToken, Oriented: p.MergeKernel[0] != p.MergeKernel[1], layout: run(*m.MediaToken, func(width, height int) (int, int) {
 		if n := (width / p.Patch) * (height / p.Patch); n > p.TokenLimit {
 			scale := math.Sqrt(float64(p.TokenLimit) / float64(n))
 			width, height = int(float64(width)*scale), int(float64(height)*scale)
@@ -425,13 +431,14 @@ func kimiVL(m *modelConfig, p *processorConfig, _ func(string) (uint32, bool)) (
 	})}, nil
 }
 
-// between is a family whose images are a run of one token between two others. tiles returns how many tiles an image becomes.
-func between(id func(string) (uint32, bool), sequence int, tiles func(width, height int) int) (*Family, error) {
+// delimitedRun is a family that replaces an image by a run of one token between <img> and </img>: sequence tokens for each
+// of its tiles.
+func delimitedRun(id func(string) (uint32, bool), sequence int, tiles func(width, height int) int) (*Family, error) {
 	t, err := tokensOf(id, "<img>", "<IMG_CONTEXT>", "</img>")
 	if err != nil || sequence < 1 || sequence > maxTokens {
 		return nil, ErrUnknown
 	}
-	return &Family{Token: t[1], Turns: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
+	return &Family{Token: t[1], Oriented: true, layout: func(dst []uint32, width, height int) ([]uint32, bool) {
 		n := sequence * tiles(width, height)
 		if n > maxTokens {
 			return dst, false
@@ -440,8 +447,8 @@ func between(id func(string) (uint32, bool), sequence int, tiles func(width, hei
 	}}, nil
 }
 
-// withWhole counts the whole image as a tile if there are several.
-func withWhole(tiles int) int {
+// withThumbnail adds the tile with the whole image, which exists if there are several tiles.
+func withThumbnail(tiles int) int {
 	if tiles > 1 {
 		tiles++
 	}
@@ -453,12 +460,12 @@ func internVL(_ *modelConfig, p *processorConfig, id func(string) (uint32, bool)
 	if !strings.HasPrefix(p.Type, "GotOcr2ImageProcessor") || p.Size == nil || p.Size.Height < 1 || p.Size.Height > maxSide || p.Size.Height != p.Size.Width || min(least, most) < 1 || most > 64 {
 		return nil, ErrUnknown
 	}
-	return between(id, cmp.Or(p.Sequence, 256), func(width, height int) int {
+	return delimitedRun(id, cmp.Or(p.Sequence, 256), func(width, height int) int {
 		if most == 1 {
 			return 1
 		}
-		columns, rows := nearest(width, height, p.Size.Height, least, most)
-		return withWhole(columns * rows)
+		columns, rows := nearestRatio(width, height, p.Size.Height, least, most)
+		return withThumbnail(columns * rows)
 	})
 }
 
@@ -468,15 +475,15 @@ func internVLChat(m *modelConfig, _ *processorConfig, id func(string) (uint32, b
 		return nil, ErrUnknown
 	}
 	grid := float64(size / int(m.Vision.Patch))
-	f, err := between(id, int(grid*grid*(m.Downsample*m.Downsample)), func(width, height int) int {
+	f, err := delimitedRun(id, int(grid*grid*(m.Downsample*m.Downsample)), func(width, height int) int {
 		if !m.Dynamic {
 			return 1
 		}
-		columns, rows := nearest(width, height, size, m.MinTiles, m.MaxTiles)
+		columns, rows := nearestRatio(width, height, size, m.MinTiles, m.MaxTiles)
 		if !m.Thumbnail {
 			return columns * rows
 		}
-		return withWhole(columns * rows)
+		return withThumbnail(columns * rows)
 	})
 	if err == nil {
 		f.Mark, f.Text, f.Front = "<image>", "<IMG_CONTEXT>", "<image>"
@@ -484,9 +491,9 @@ func internVLChat(m *modelConfig, _ *processorConfig, id func(string) (uint32, b
 	return f, err
 }
 
-// nearest is the grid of tiles whose aspect ratio is the nearest, of several the largest that is not much larger than the
-// image.
-func nearest(width, height, tile, least, most int) (columns, rows int) {
+// nearestRatio returns the grid of least to most tiles whose aspect ratio is nearest to the image's. Of grids with the same
+// ratio it takes the largest one that has less than twice the area of the image.
+func nearestRatio(width, height, tile, least, most int) (columns, rows int) {
 	ratio, best := float64(width)/float64(height), math.Inf(1)
 	columns, rows = 1, 1
 	for n := least; n <= most; n++ {
@@ -503,7 +510,8 @@ func nearest(width, height, tile, least, most int) (columns, rows int) {
 	return columns, rows
 }
 
-// deepseekGrid is the number of tokens of a whole image, and of its tiles, with a token behind each row and one between.
+// deepseekGrid returns the number of tokens of the whole image, whole tokens wide and high, and of its tiles, side tokens
+// wide and high each: one more ends each row, and one separates the two. The tokens are all the same, so rows is 1.
 func deepseekGrid(whole, side, columns, rows int) (int, int) {
 	n := whole*(whole+1) + 1
 	if columns*rows > 0 {
@@ -518,12 +526,12 @@ func deepseekOCR(m *modelConfig, _ *processorConfig, id func(string) (uint32, bo
 		return nil, err
 	}
 	const tile = 640
-	f.Front, f.Turns = "<image>", true
+	f.Front, f.Oriented = "<image>", true
 	f.layout = run(f.Token, func(width, height int) (int, int) {
 		if max(width, height) <= tile {
 			return deepseekGrid(16, 10, 0, 0)
 		}
-		columns, rows := nearest(width, height, tile, 2, 6)
+		columns, rows := nearestRatio(width, height, tile, 2, 6)
 		return deepseekGrid(16, 10, columns, rows)
 	})
 	return f, nil
@@ -536,7 +544,7 @@ func deepseekVL2(m *modelConfig, p *processorConfig, id func(string) (uint32, bo
 	}
 	tile := p.Resolutions[0][0]
 	side := (tile/p.Patch + p.Downsample - 1) / p.Downsample
-	f.Front, f.Turns, f.Most = "<image>", true, 2 // three are not cut into tiles
+	f.Front, f.Oriented, f.Most = "<image>", true, 2 // three are not cut into tiles
 	f.layout = run(f.Token, func(width, height int) (int, int) {
 		var fit [2]int
 		most, waste := 0, math.MaxInt

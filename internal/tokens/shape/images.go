@@ -87,7 +87,7 @@ func (i *images) add(v jinja.Value) bool {
 	if identifier = strings.Clone(identifier); !named { // it outlives the message
 		identifier = media.VLLMIdentifier(data, img, i.served)
 	}
-	i.list = append(i.list, image{img, i.family.Turns && media.MayTurn(data), identifier})
+	i.list = append(i.list, image{img, i.family.Oriented && media.MayTurn(data), identifier})
 	return true
 }
 

@@ -154,7 +154,7 @@ func TestCheckerSamplesInService(t *testing.T) {
 }
 
 // A client that knows a prompt whose ids differ from the engine's ends nothing by it: the built-in requests and the other
-// prompts decide. An engine of which half of the prompts differ is condemned until others redeem it.
+// prompts decide. An engine for which half of the prompts differ is distrusted until other prompts agree.
 func TestOnePromptCondemnsNoEngine(t *testing.T) {
 	f, s := startEngine(t)
 	hostile := func(raw []byte) bool { return bytes.Contains(raw, []byte("hostile")) }
