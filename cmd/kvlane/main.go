@@ -127,7 +127,7 @@ func (in *input) Read(p []byte) (n int, err error) {
 		err   error
 	}
 	read := make(chan part, 1)
-	go func() { // a blocked read cannot be ended, but left
+	go func() { // nothing can interrupt a blocked read, so it is left behind when the command ends
 		text := make([]byte, len(p))
 		n, err := in.from.Read(text)
 		read <- part{text[:n], err}

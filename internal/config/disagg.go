@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// Of returns the settings for a worker: its own, else those for all workers. Fields that
-// only make sense together are taken together.
+// Of returns the settings for a worker: each is its own or, if unset, that for all workers. The
+// addresses of a receiver are taken as a group from one of the two.
 func (d *Disagg) Of(w *Worker) WorkerDisagg {
 	own, all := w.Disagg, &d.Workers
 	own.BootstrapPort = cmp.Or(own.BootstrapPort, all.BootstrapPort)

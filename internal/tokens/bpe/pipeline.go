@@ -5,15 +5,15 @@ import (
 	"unicode/utf8"
 )
 
-// pipeline runs the stages of tokenizer.json in sequence, as the library does. Tokenizers of the
-// usual shapes have fast paths instead (splitter, spaceModel).
+// pipeline runs the stages of tokenizer.json in sequence, as the library does. Tokenizers with
+// common stages use the faster splitter and spaceModel instead.
 type pipeline struct {
 	normalizers []normalizeStage
 	splitters   []splitStage
 	// finish appends the ids of one word in the form that the last stage produced.
 	finish func(enc *encoder, dst []uint32, word piece) []uint32
-	// bytes: the last stage is ByteLevel of a byte-level model. Its words stay bytes; they are
-	// not written in its alphabet.
+	// bytes reports that the last stage is ByteLevel and the model byte-level. Words are then passed
+	// to the model as bytes instead of as GPT-2's printable substitutes.
 	bytes bool
 }
 

@@ -174,7 +174,8 @@ func (u *unigram) rounded(sum float64) float64 {
 
 // follow appends the ids of a path, whose last step is at the end of steps.
 func (u *unigram) follow(dst []uint32, word []byte, steps []uint32) []uint32 {
-	// Turn the steps around: the first of each token is at its start.
+	// A step is stored at the end of its token. Move each to the start, so that the path can be
+	// followed forward.
 	for at, after := len(word), uint32(0); at > 0; {
 		steps[at], after = after, steps[at]
 		at -= int(after >> packedID)

@@ -30,7 +30,7 @@ func (d deepseekV32) Append(dst []byte, c *Chat) (_ []byte, err error) {
 	}
 	thinking := truth(c.Args, "thinking") || !d.sglang && truth(c.Args, "enable_thinking")
 	last := lastUserTurn(messages)
-	// Thoughts before the last user message are not rendered, and developer messages there make the engine fail.
+	// Reasoning before the last user message is not rendered, and developer messages there make the engine fail.
 	if thinking && (d.sglang || roleOf(messages[len(messages)-1]) == "user") {
 		for i := range last {
 			switch roleOf(messages[i]) {
@@ -53,7 +53,7 @@ func (d deepseekV32) Append(dst []byte, c *Chat) (_ []byte, err error) {
 	return dst, nil
 }
 
-// fails refuses what makes the engine's code fail.
+// fails refuses messages on which the engine's code raises an exception.
 func (d deepseekV32) fails(reason string) error {
 	if d.sglang {
 		return &Refusal{Status: 500, Reason: "Internal server error: " + reason}
@@ -61,8 +61,8 @@ func (d deepseekV32) fails(reason string) error {
 	return &Refusal{Status: 400, Reason: reason}
 }
 
-// message appends message i. of is the index of the last message before it that is not a
-// tool's, -1 if there is none: it has the calls of a tool's message.
+// message appends message i. of is the index of the last message before it whose role is not tool,
+// -1 if there is none: the calls that a tool's message answers are in that one.
 func (d deepseekV32) message(dst []byte, c *Chat, messages []jinja.Value, i, of, last int, thinking bool) ([]byte, error) {
 	if err := c.stopped(); err != nil {
 		return dst, err

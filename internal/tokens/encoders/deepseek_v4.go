@@ -31,7 +31,7 @@ type v4Message struct {
 	parts                    []v4Part // of a user
 	task                     string
 	calls, tools             []jinja.Value
-	unread                   error // what is wrong with it if it is written
+	unread                   error // why vLLM refuses the message when it writes it, nil if it does not
 }
 
 // v4Part is a text, or the result of the tool call with this id.
@@ -124,8 +124,8 @@ func v4LastUser(messages []v4Message, v41 bool) int {
 	return i
 }
 
-// v4Dropped returns the messages without what precedes the last user message and is no longer
-// shown: messages of developers and unknown roles. Thoughts are left out when they are written.
+// v4Dropped returns the messages without those of developers and unknown roles that precede the last
+// user message. The reasoning before it is left out later, by the writer.
 func v4Dropped(messages []v4Message, v41 bool) (out []v4Message) {
 	last := v4LastUser(messages, v41)
 	for i, m := range messages {
@@ -171,7 +171,7 @@ func v4Merged(c *Chat, given []jinja.Value, v41 bool) (out []v4Message, err erro
 		m.tools, m.unread = toolsOf(msg)
 		m.content = m.flatten(msg, v41)
 		if v41 {
-			if err = m.check41(msg); err != nil {
+			if err = m.checkV41(msg); err != nil {
 				return nil, err
 			}
 		}
@@ -216,8 +216,8 @@ func callOrder(calls []jinja.Value) map[string]int {
 	return order
 }
 
-// check41 refuses what vLLM refuses of a message before it looks at others, and notes what it refuses later.
-func (m *v4Message) check41(msg *jinja.Dict) error {
+// checkV41 refuses a message that vLLM refuses before it reads the next one, and notes in unread what vLLM refuses later.
+func (m *v4Message) checkV41(msg *jinja.Dict) error {
 	parts, _ := member(msg, "content").AsList()
 	for i := range parts {
 		part, _ := parts[i].AsDict()

@@ -123,13 +123,13 @@ func roleOf(v jinja.Value) string {
 	return text(msg, "role")
 }
 
-// truth reports whether an argument is true for Python.
+// truth reports whether Python takes the value of an argument as true.
 func truth(args *jinja.Dict, key string) bool {
 	v, ok := args.Get(key)
 	return ok && v.Truth()
 }
 
-// thought returns the reasoning of a message, which need not be text.
+// thought returns the reasoning of a message as text; clients may send any JSON value.
 func thought(msg *jinja.Dict) string {
 	v := member(msg, "reasoning")
 	if s, ok := v.AsString(); ok || !v.Truth() {

@@ -24,7 +24,7 @@ import (
 //	flat        the joined text of the content, or null if it has none
 //	texts       the content's texts, each of which is tokenized by itself
 //	refused     the reason why the engine refuses texts when it reads them, or null
-//	reasoning   a thought of the assistant, or null
+//	reasoning   the reasoning of the assistant, or null
 //	calls       of the assistant and others: {id, name, arguments}
 //	call_id     of a tool
 //	channel     of a response's item, which has texts only
@@ -98,7 +98,7 @@ func (h *harmony) Append(dst []byte, c *Chat) ([]byte, error) {
 	}
 	for i := range parsed {
 		if i < final && parsed[i].channel == "analysis" {
-			continue // thoughts before the last answer
+			continue // reasoning before the last answer
 		}
 		if w.write(&parsed[i]); w.err != nil {
 			return w.dst, w.err
@@ -416,8 +416,8 @@ func (w *harmonyWriter) trailing(d *jinja.Dict, bare bool) {
 	}
 }
 
-// defaultOf writes a default. Strings are in quotes unless bare is set and the schema is an enum;
-// quotes in them are escaped only in enums.
+// defaultOf writes a default. A string is quoted, except that of an enum if bare is set; quotes in
+// it are escaped only in enums.
 func (w *harmonyWriter) defaultOf(d *jinja.Dict, v jinja.Value, bare bool) {
 	w.text("default: ")
 	s, isText := v.AsString()

@@ -92,7 +92,7 @@ func (e inkling) Append(dst []byte, c *Chat) ([]byte, error) {
 	return w.dst, w.err
 }
 
-// inkEffort returns the text about the effort, "" for none.
+// inkEffort returns the prompt's text about the reasoning effort, "" if it has none.
 func inkEffort(v jinja.Value) (string, error) {
 	effort, isNumber := v.AsFloat()
 	if n, isInt := v.AsInt(); isInt {
@@ -170,7 +170,7 @@ func (w *writer) inkMessage(msg *jinja.Dict, role string, names map[string]strin
 	return w.err
 }
 
-// inkPart is a part of a content, and the token before it. The text of an image or audio is the caller's mark.
+// inkPart is a content part and the token that precedes it. For an image or audio, its text is the caller's placeholder.
 type inkPart struct{ token, text string }
 
 var inkKinds = map[string]string{"": inkText, "text": inkText, "input_text": inkText, "image": "<|content_image|>", "audio": "<|content_audio_input|>"}

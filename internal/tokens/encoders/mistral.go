@@ -178,7 +178,7 @@ func mistralParse(msg *jinja.Dict) (m mistralMessage, err error) {
 	return m, m.only(accepted)
 }
 
-// assistant reads the calls of a message, and puts its thought before its content.
+// assistant reads the calls of a message, and puts its reasoning before its content.
 func (m *mistralMessage) assistant(msg *jinja.Dict, chunks []mistralChunk) ([]mistralChunk, error) {
 	calls, _ := member(msg, "tool_calls").AsList()
 	for i := range calls {
@@ -198,7 +198,7 @@ func (m *mistralMessage) assistant(msg *jinja.Dict, chunks []mistralChunk) ([]mi
 	return append([]mistralChunk{{chunkThink, thought}}, chunks...), nil
 }
 
-// only refuses chunks of other types.
+// only refuses chunks of types other than these.
 func (m *mistralMessage) only(kinds []string) error {
 	for _, c := range m.contents[0] {
 		if !slices.Contains(kinds, c.kind) {
@@ -208,7 +208,7 @@ func (m *mistralMessage) only(kinds []string) error {
 	return nil
 }
 
-// said reports whether Python takes the content of a parsed message for true.
+// said reports whether Python takes the content of a parsed message as true: it is not empty.
 func (m *mistralMessage) said() bool {
 	c := m.contents[0]
 	return len(c) > 0 && (m.list || c[0].text != "")
@@ -222,7 +222,7 @@ func textAt(d *jinja.Dict, key string) *string {
 	return nil
 }
 
-// systemPrompt joins the messages of the system, which the versions before 7 put into a user's message.
+// systemPrompt joins the system messages, whose text the versions before 7 put into a user message.
 func (w *mistralWriter) systemPrompt(messages []mistralMessage) string {
 	var texts []string
 	for i := range messages {
@@ -291,7 +291,7 @@ func sortedResults(results []mistralMessage, calls []string) []mistralMessage {
 // joined returns the content of m with neighbouring texts joined: by two line feeds between
 // messages, and by sep within one. Empty texts are dropped.
 func (w *mistralWriter) joined(m *mistralMessage, sep string) (out []mistralChunk) {
-	var pieces []string // of the text that goes on, with what is between them
+	var pieces []string // the texts since the last other chunk, and their separators
 	end := func() {
 		if len(pieces) > 0 {
 			out, pieces = append(out, mistralChunk{chunkText, strings.Join(pieces, "")}), pieces[:0]
@@ -319,7 +319,7 @@ func (w *mistralWriter) joined(m *mistralMessage, sep string) (out []mistralChun
 	return out
 }
 
-// textOf returns the text of joined chunks that are but text.
+// textOf returns the text of joined chunks, all of which are text and so at most one.
 func textOf(chunks []mistralChunk) string {
 	if len(chunks) == 0 {
 		return ""
@@ -361,7 +361,8 @@ func (w *mistralWriter) write(messages []mistralMessage) {
 	}
 }
 
-// chunks writes a content, a medium before its texts.
+// chunks writes a content. An image or audio comes before its texts, so of such a content it writes only the caller's
+// placeholder.
 func (w *mistralWriter) chunks(m *mistralMessage) {
 	sep := "\n\n"
 	if w.version >= 15 {
@@ -369,7 +370,7 @@ func (w *mistralWriter) chunks(m *mistralMessage) {
 	}
 	joined := w.joined(m, sep)
 	if at := slices.IndexFunc(joined, func(c mistralChunk) bool { return c.kind == chunkImage || c.kind == chunkAudio }); at >= 0 {
-		w.part(joined[at].text) // what follows it is not known
+		w.part(joined[at].text) // its tokens are not known here, so what follows is not either
 		return
 	}
 	for _, c := range joined {
@@ -388,7 +389,7 @@ func (w *mistralWriter) chunks(m *mistralMessage) {
 	}
 }
 
-// has reports whether is holds for some chunk.
+// has reports whether is returns true for a chunk.
 func (m *mistralMessage) has(is func(c mistralChunk) bool) bool {
 	return slices.ContainsFunc(m.contents, func(c []mistralChunk) bool { return slices.ContainsFunc(c, is) })
 }
@@ -454,7 +455,7 @@ func mistralObject(members ...any) jinja.Value {
 	return jinja.FromDict(d)
 }
 
-// setting writes the settings of version 15.
+// setting writes the model settings, which exist since version 15.
 func (w *mistralWriter) setting() {
 	switch {
 	case w.settings == nil:
@@ -476,7 +477,7 @@ func (w *mistralWriter) setting() {
 	w.token(w.endSettings)
 }
 
-// readable returns the value of a JSON text, or the text itself if it is none.
+// readable returns the value that text encodes in JSON, or text itself if it is not JSON.
 func readable(s string) (jinja.Value, error) {
 	v, err := jinja.ParseJSON([]byte(s))
 	switch {

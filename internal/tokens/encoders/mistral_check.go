@@ -95,7 +95,7 @@ func (m *mistral) checkResults(messages []mistralMessage) error {
 	return nil
 }
 
-// checkAudio refuses messages of the system together with audio, which version 13 allows.
+// checkAudio refuses a system message in a conversation with audio; from version 13 on this is allowed.
 func (m *mistral) checkAudio(messages []mistralMessage) error {
 	system, audio := false, false
 	for i := range messages {
@@ -161,7 +161,7 @@ func (m *mistral) checkContent(msg *mistralMessage) error {
 	return nil
 }
 
-// Python's $ also matches before a line feed at the end.
+// Python's $, unlike Go's, also matches before a final line feed.
 var (
 	mistralName   = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}\n?$`)
 	mistralCallID = regexp.MustCompile(`^[a-zA-Z0-9]{9}\n?$`)

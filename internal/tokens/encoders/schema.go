@@ -61,7 +61,7 @@ var schemaForms = func() map[string]string {
 	return out
 }()
 
-// member reports whether a member has the right form. It sets err for what is wrong in it.
+// member reports whether the value of a keyword has the right form. It sets err if a schema in the value is wrong.
 func (c *schemaChecker) member(key string, v jinja.Value, err *error) bool {
 	s, isText := v.AsString()
 	items, isList := v.AsList()
@@ -124,7 +124,7 @@ func (c *schemaChecker) member(key string, v jinja.Value, err *error) bool {
 
 var schemaTypes = []string{"array", "boolean", "integer", "null", "number", "object", "string"}
 
-// uniqueTexts reports whether all items are different texts, of these if there are some.
+// uniqueTexts reports whether all items are strings, differ, and are among these, if any are given.
 func uniqueTexts(items []jinja.Value, of []string) bool {
 	seen := make(map[string]bool, len(items))
 	for i := range items {
@@ -149,7 +149,7 @@ func sign(v jinja.Value) int {
 	return 1
 }
 
-// otherPattern matches what Go reads in a pattern and Python does not, or reads otherwise.
+// otherPattern matches syntax of regular expressions that Python refuses or gives another meaning than Go.
 var otherPattern = regexp.MustCompile(`\\[pPzCQx]|\(\?[^:P]`)
 
 // pattern fails with ErrMissing if Python might not accept a pattern. It only parses the pattern:

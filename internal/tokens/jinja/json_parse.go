@@ -45,7 +45,7 @@ func ParseJSON(data []byte) (Value, error) { return ParseJSONInto(nil, data, fal
 // ones, as Python does: each becomes the three bytes that UTF-8 would use for it. Such a string is
 // not valid text. That matters only if it is printed, and then no tokenizer accepts the prompt.
 func ParseJSONInto(texts *[]byte, data []byte, surrogates bool) (Value, error) {
-	p := jsonParser{src: unsafe.String(unsafe.SliceData(data), len(data)), texts: texts, halves: surrogates}
+	p := jsonParser{src: unsafe.String(unsafe.SliceData(data), len(data)), texts: texts, surrogates: surrogates}
 	if !ascii.ValidString(p.src) && !utf8.ValidString(p.src) {
 		return Value{}, fmt.Errorf("parse JSON: %w", ErrInvalidUTF8)
 	}
@@ -64,12 +64,12 @@ func ParseJSONInto(texts *[]byte, data []byte, surrogates bool) (Value, error) {
 }
 
 type jsonParser struct {
-	src    string
-	texts  *[]byte // see ParseJSONInto
-	halves bool    // accept lone surrogates
-	pos    int
-	items  []Value // stack of the items of unfinished lists
-	pairs  []entry // the same for objects
+	src        string
+	texts      *[]byte // see ParseJSONInto
+	surrogates bool    // accept lone surrogates
+	pos        int
+	items      []Value // stack of the items of unfinished lists
+	pairs      []entry // the same for objects
 }
 
 func (p *jsonParser) space() {
@@ -384,7 +384,7 @@ func (p *jsonParser) escaped(start, i int) (string, error) {
 				whole = utf16.DecodeRune(r, low)
 			}
 			if whole == utf8.RuneError {
-				if !p.halves {
+				if !p.surrogates {
 					return "", ErrLoneSurrogate
 				}
 				buf = append(buf, 0xe0|byte(r>>12), 0x80|byte(r>>6)&0xbf, 0x80|byte(r)&0xbf)
