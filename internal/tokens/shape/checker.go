@@ -74,7 +74,7 @@ type Checker struct {
 	again   chan struct{} // a check is requested
 
 	wanted, taken atomic.Uint32 // bits 1 << API: those whose ids shall be forwarded, and those for which the engine uses them
-	burst         atomic.Int32  // number of next requests in service that are all compared
+	burst         atomic.Int32  // while above 0 all requests in service are compared; see wholeBurst
 	differed      atomic.Bool   // a prompt in service did: no ids are forwarded until Recheck
 
 	// Only Check and Run use the following fields. unanswered has the bits of the APIs that got no
@@ -95,11 +95,13 @@ type outcome struct {
 }
 
 // defaultMaxBody is the default of CheckerOptions.MaxBody in bytes; maxRecent bounds the length of recent, and maxRepeats how
-// often an API that did not answer is asked again after a check.
+// often an API that did not answer is asked again after a check. Of a burst a comparison takes maxRecent, and a request
+// that turns out not to be comparable 1.
 const (
 	defaultMaxBody = 1 << 20
 	maxRecent      = 16
 	maxRepeats     = 5
+	wholeBurst     = maxRecent * maxRecent
 )
 
 // NewChecker returns a checker. It does nothing until Run is called.
@@ -167,7 +169,7 @@ func (c *Checker) Run(ctx context.Context) {
 			c.forget()
 			c.gated(ctx, check)
 		case s := <-c.samples:
-			c.sample(ctx, s)
+			c.gated(ctx, func() { c.sample(ctx, s) })
 		}
 	}
 }
@@ -211,7 +213,7 @@ func (c *Checker) Check(ctx context.Context) State {
 	case !asked:
 		c.set(Unchecked, nil)
 	case c.distrusted:
-		c.burst.Store(maxRecent)
+		c.burst.Store(wholeBurst)
 	default:
 		c.set(Agrees, nil) // first, so that TakesIDs asks for what is not probed now
 		c.unanswered, c.repeats = c.probe(ctx, c.wanted.Load()), maxRepeats
@@ -221,9 +223,13 @@ func (c *Checker) Check(ctx context.Context) State {
 
 func (c *Checker) sample(ctx context.Context, s []byte) {
 	d, err := c.ask(ctx, s)
-	inBurst := c.burst.Add(-1) >= 0
+	if errors.Is(err, errNotComparable) {
+		c.burst.Add(-1)
+		return
+	}
+	inBurst := c.burst.Add(-maxRecent) >= 0
 	if err != nil {
-		if !errors.Is(err, errNotComparable) && ctx.Err() == nil && c.State() == Agrees {
+		if ctx.Err() == nil && c.State() == Agrees {
 			c.set(Unchecked, nil) // until the next check
 		}
 		return
@@ -236,7 +242,7 @@ func (c *Checker) sample(ctx context.Context, s []byte) {
 	c.recent = slices.DeleteFunc(c.recent, func(old outcome) bool { return old.key == o.key })
 	c.recent = append(c.recent[max(0, len(c.recent)+1-maxRecent):], o)
 	if d != nil && !inBurst { // is it the tokenizer, or this prompt?
-		c.burst.Store(maxRecent)
+		c.burst.Store(wholeBurst)
 		c.Check(ctx)
 	}
 	differing := 0
@@ -264,6 +270,9 @@ func (c *Checker) forget() {
 }
 
 func (c *Checker) set(s State, d *Difference) {
+	if s == Unchecked {
+		c.taken.Store(0) // what answers next may be another engine
+	}
 	if old := State(c.state.Swap(int32(s))); (old != s || d != nil) && c.options.OnState != nil {
 		c.options.OnState(s, d)
 	}

@@ -2,8 +2,10 @@ package shape
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
@@ -92,4 +94,77 @@ func TestWantedIDsAreProbedAfterAPromptAgreed(t *testing.T) {
 	if c.unanswered&(1<<body.Completions) == 0 || c.repeats == 0 { // what Run asks at the next retry
 		t.Error("the engine agrees, ids are wanted, and nothing asks whether it takes them")
 	}
+}
+
+// Batches, which are not compared, leave the next prompts in the window. A flood of them ends it.
+func TestBatchesDoNotUseUpTheWindow(t *testing.T) {
+	batch, err := body.Parse(body.Completions, []byte(`{"prompt":["a","b"]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for batches, want := range map[int]State{maxRecent: Differs, wholeBurst: Agrees} {
+		c, offer := offering(t)
+		c.options.Every = 1000
+		c.count.Store(999)
+		offer("hostile %d", 1)
+		for range batches {
+			if c.Offer(batch); len(c.samples) > 0 {
+				c.sample(t.Context(), <-c.samples)
+			}
+		}
+		offer("hostile %d", maxRecent/2-1)
+		if c.State() != want {
+			t.Errorf("after %d batches: got %v, want %v", batches, c.State(), want)
+		}
+	}
+}
+
+// An engine that has not answered may have been replaced: it is handed no ids until it is asked again.
+func TestAnEngineThatDidNotAnswerIsHandedNoIDs(t *testing.T) {
+	f, s := startEngine(t)
+	c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: s.URL}, CheckerOptions{ModelName: "m", Every: 1})
+	c.Check(t.Context())
+	c.TakesIDs(body.Completions)
+	c.taken.Store(1 << body.Completions)
+	for _, down := range []bool{false, true, false} {
+		f.down.Store(down)
+		compared(t, c, "fine")
+		if got, want := c.TakesIDs(body.Completions), c.unanswered == 0 && !down; got != want {
+			t.Errorf("down %t, %v: ids are handed: %t, want %t", down, c.State(), got, want)
+		}
+	}
+	if c.State() != Agrees || c.unanswered == 0 {
+		t.Errorf("got %v, APIs to be asked %b, want that it agrees and is asked at the next retry", c.State(), c.unanswered)
+	}
+}
+
+// What is compared in service waits for the gate, too.
+func TestSamplesWaitForTheGate(t *testing.T) {
+	f, s := startEngine(t)
+	gate, checked := make(chan struct{}, 1), make(chan struct{}, 100)
+	c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: s.URL}, CheckerOptions{ModelName: "m", Every: 1, Gate: gate,
+		OnCheck: func(body.API, *Difference, error) { checked <- struct{}{} }})
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); c.Run(ctx) }()
+	for range builtIn("m") {
+		<-checked
+	}
+	gate <- struct{}{} // another checker asks its engine
+	asked := f.asked.Load()
+	req, err := body.Parse(body.Completions, []byte(`{"prompt":"x"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for len(c.samples) < cap(c.samples) {
+		c.Offer(req)
+	}
+	time.Sleep(20 * time.Millisecond) // Run has taken one
+	if n := f.asked.Load() - asked; n != 0 {
+		t.Errorf("got %d questions while the gate is shut, want none", n)
+	}
+	<-gate
+	<-checked
+	stop()
+	<-done
 }
