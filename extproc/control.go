@@ -187,7 +187,7 @@ func problem(status int, details, kind, code, message string) *Reject {
 		Body: []byte(`{"error":{"message":"` + message + `","type":"` + kind + `","param":null,"code":"` + code + `"}}`)}
 }
 
-// tooManyHeaders rejects a request whose headers leave no room for those of its decision.
+// tooManyHeaders rejects a request to which the headers of its decision cannot be added within Envoy's limits.
 func tooManyHeaders() *Reject {
 	return problem(431, "kvlane_too_many_headers", "invalid_request_error", "request_headers_too_large", "the request has too many or too large headers: "+
 		"no room is left for those that route it (at most 100 headers and 60 KiB in all); send fewer")

@@ -56,7 +56,7 @@ func (e *encoder) text(num protowire.Number, s string) {
 	e.wrap(num, start)
 }
 
-// wrap turns what was written since size was start into a sub-message.
+// wrap makes the bytes that were written since size was start a sub-message in field num.
 func (e *encoder) wrap(num protowire.Number, start int) {
 	e.varint(uint64(e.size - start))
 	e.varint(protowire.EncodeTag(num, protowire.BytesType))

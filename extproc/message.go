@@ -43,7 +43,7 @@ type message struct {
 
 	subset    []string
 	hasSubset bool
-	served    string // from the metadata of the data plane
+	served    string // address of the endpoint that served the request, from the data plane's metadata
 	upstream  string // attribute upstream.address
 	requestID string // attribute request.id
 }

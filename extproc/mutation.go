@@ -63,7 +63,7 @@ func (m *mutation) encode(e *encoder) {
 		e.number(3, 2) // OVERWRITE_IF_EXISTS_OR_ADD: ext_proc's default, but not the field's
 		value := e.size
 		if h.Value != "" {
-			e.text(3, h.Value) // raw_value; value alone is not read
+			e.text(3, h.Value) // raw_value; Envoy does not read value
 		}
 		e.text(1, h.Name)
 		e.wrap(1, value)

@@ -362,7 +362,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 	}
 	for i := range stored {
 		if err := x.storeOne(s, t, group, nonzero(names[i]), placeAt(id, from+i)); err != nil {
-			// cannot happen, because nameFor has checked; but unheld blocks must not stay in the index
+			// nameFor has checked that this cannot happen; if it does, no block may stay that no slot holds
 			x.reap(id, from+i, from+stored)
 			return i, err
 		}

@@ -9,7 +9,7 @@ import (
 // claim is the credit for one stretch of blocks. It is valid only as long as generation is the
 // segment's and its number is not below the slot's claimsFrom.
 type claim struct {
-	expires    int64 // since the index's creation, in nanoseconds
+	expires    int64 // after Index.origin, in nanoseconds
 	segment    uint32
 	generation uint32
 	slot       Slot
@@ -268,7 +268,7 @@ func (x *Index) expire(now int64, limit int) {
 	x.due.Store(due)
 }
 
-// unclaim removes the credit of the claim of a number except for blocks that events have confirmed.
+// unclaim removes the credit of a claim, except for blocks that events have confirmed.
 func (x *Index) unclaim(number uint64, c claim) {
 	if c.end == tailMark && number >= x.slots[c.slot].claimsFrom {
 		x.unclaimTail(number, c)

@@ -38,7 +38,7 @@ type entry struct {
 	slot kvindex.Slot
 	// newer and older link the LRU list, left and right the list of the slot.
 	newer, older, left, right uint32
-	// path is the last of its steps, depth their number.
+	// path is the number of its last step, depth how many steps it has.
 	path  uint32
 	depth uint32
 	// turns is the number of its turns that countTurn has counted, at most countedTurns.

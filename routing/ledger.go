@@ -201,7 +201,7 @@ func (r *Router) enter(id ReservationID, next phase) bool {
 
 // PrefillDone records that the prefill target of a disaggregated request has computed the prompt. Its KV cache is in
 // transfer until FirstToken. It reports whether the booking was in its prefill phase: where both legs run concurrently
-// the first token may come before the answer to the prefill leg, which shows no less that the target works.
+// the first token may come before. In both cases the answer shows that the prefill target works.
 func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 	res := r.ledger.get(id)
 	if res == nil || res.Prefill == NoSlot {

@@ -105,14 +105,14 @@ type progress struct {
 	withdrawn float64
 	// Overdue is how late the latest first token was at the last judgement.
 	Overdue time.Duration `json:"overdue,omitempty"`
-	// Share is the part of time that prefill takes, as of Booking.
+	// Share is the part of time that prefill takes, 0 to 1, as of the time Booking.
 	Share   float64       `json:"share,omitempty"`
 	Booking time.Duration `json:"booking,omitempty"`
 }
 
 // forecast is what was predicted for a booking.
 type forecast struct {
-	// Expected is when the first token is expected: 0 once it came, and if it will not be seen.
+	// Expected is when the first token is expected, 0 after it came and if it will not be observed.
 	Expected time.Duration `json:"expected,omitempty"`
 	// since is when it was booked, or when its first token came.
 	since time.Duration
@@ -230,7 +230,7 @@ func (r *Router) computed(now time.Duration, res *reservation) {
 	}
 	p, seen := &t.progress, w.Expected > 0
 	w.Expected, w.work = 0, 0
-	if w.mark <= p.Done { // overtaken: it says nothing about the others
+	if w.mark <= p.Done { // a later one was computed first: the order of the others is not known
 		return
 	}
 	p.Done = w.mark

@@ -43,7 +43,7 @@ type Query struct {
 	// TTFT is the request's target for the time to its first token, 0 for none. Of the targets
 	// that are predicted to meet it the policy chooses; where none is, Config.Unmet holds.
 	TTFT time.Duration `json:"ttft,omitempty"`
-	// Whole reports that the answer comes in one piece: its first token will not be seen.
+	// Whole reports that the answer is not streamed: its first token cannot be observed.
 	Whole bool `json:"whole,omitempty"`
 	// Lookup reports that the engine computes nothing: it reads or cancels an answer that it has.
 	// No limit or cap refuses it, and its answer does not show that the engine computes. Other

@@ -106,8 +106,8 @@ type Queue struct {
 	held []int64
 	// idle is the number of idle targets when waiters were last looked at.
 	idle int
-	// programs is the tokens served to programs; older holds those that were served before the
-	// last maxPrograms.
+	// programs has the tokens served to each program. When it has maxPrograms entries it becomes older, and the former
+	// older is dropped.
 	programs, older map[Key]int64
 	// open and skipped are scratch memory of Serve.
 	open    []*lane

@@ -104,7 +104,7 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 	return true
 }
 
-// poolAt returns the pool of what a target serves, nil if that is not one.
+// poolAt returns the pool of the one model that a target serves, nil if it serves several.
 func (r *Router) poolAt(slot kvindex.Slot) *pool {
 	if slot == NoSlot || len(r.targets[slot].info.Models) > 1 {
 		return nil

@@ -65,7 +65,7 @@ func (r *Router) shareBooking(id ReservationID, choices ...*choice) {
 	}
 }
 
-// shares reports whether other replicas are told of a booking.
+// shares reports whether a booking is sent to other replicas.
 func (r *Router) shares(res *reservation) bool {
 	return r.sharer != nil && res.remote.key.replica == "" && !res.Lookup
 }

@@ -21,8 +21,8 @@ const (
 	UnmetRefuse Unmet = "refuse"
 )
 
-// retryOverdue is how often a target that only a late first token keeps from meeting requests gets
-// one nevertheless: its first token may show that just the late one hangs.
+// retryOverdue is how often a target is tried although an overdue first token makes it miss Query.TTFT: the first token of
+// another request may show that only the overdue request hangs.
 const retryOverdue = 2 * time.Second
 
 // UnmetError means that no target is predicted to give the first token in time.

@@ -32,7 +32,7 @@ const (
 type wait struct {
 	Since time.Duration `json:"since"`
 	Took  time.Duration `json:"took"`
-	// Pace is Took in seconds per token that was booked before the first token.
+	// Pace is Took in seconds, divided by the tokens that had to be computed before the first token.
 	Pace float64 `json:"pace"`
 }
 
@@ -113,7 +113,7 @@ func (r *Router) failed(t *target, res *reservation) {
 }
 
 // BrokenOff tells the router whether the engine broke off an answer that had begun, which only Envoy's access log knows,
-// after the booking was released. It reports whether some in a row were: then the ends of whole answers are wanted too.
+// after the booking was released. It returns broken: after a broken answer, report whole ones too.
 // Unknown targets are ignored.
 func (r *Router) BrokenOff(slot kvindex.Slot, target kvindex.Target, broken bool) bool {
 	if r.slotUnknown(slot) || r.targets[slot].info.Target != target {
@@ -129,7 +129,7 @@ func (r *Router) BrokenOff(slot kvindex.Slot, target kvindex.Target, broken bool
 	return false
 }
 
-// whole forgets answers that were broken off.
+// whole notes an answer that was not broken off: the count of broken ones starts anew.
 func (r *Router) whole(t *target) {
 	t.health.Broken = 0
 	r.absolve(t)
@@ -317,7 +317,7 @@ func (r *Router) judgeGroup(now time.Duration, group []kvindex.Slot) {
 		switch w := h.Worst; {
 		case h.failures() >= suspectFailures && !h.ofOne() && 2*good >= len(group):
 			h.Suspect = failingTarget
-		// If no later request was answered either, the others are not better.
+		// Only if another target has answered a request that was booked later: otherwise all of them are slow.
 		case w.Took >= r.config.SuspectAfter && w.Pace > suspectFactor*limit && w.Since < answered:
 			h.Suspect = silentTarget
 		case h.failures() >= suspectFailures && h.ofOne():

@@ -44,7 +44,7 @@ type answerError struct {
 	*extproc.Reject
 
 	why     string // details for the decision log only
-	outcome string // of a good answer, the label of requests_total; "" rejects
+	outcome string // the label of requests_total; "" for a rejection
 }
 
 // Error returns the reason, which is the details in Envoy's access log too.

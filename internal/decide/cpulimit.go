@@ -33,8 +33,8 @@ func newCPULimit(maxBody int64) *cpuLimit {
 		bytes: semaphore.NewWeighted(maxBody), most: maxBody}
 }
 
-// place waits for a place until exact ends, and then for one of those without tokens until ctx does. If ctx ends
-// while it waits, the place holds nothing.
+// place waits until exact ends for a place to make a decision with tokens, then until ctx ends for one without. If ctx
+// ends first, the returned place holds nothing.
 func (l *cpuLimit) place(ctx, exact context.Context, body int) cpuPlace {
 	p, ok := l.acquire(exact, body)
 	late := l.lateSmall

@@ -372,8 +372,7 @@ func (j *job) run(ctx, exact context.Context) (extproc.Decision, error) {
 	return w.conclude(ctx)
 }
 
-// conclude is the rest of the request path. If its error is a waiter it is called again when that
-// has left the queue.
+// conclude is the rest of the request path. If its error is a *waiter, call it again when the waiter has left the queue.
 func (w *work) conclude(ctx context.Context) (extproc.Decision, error) {
 	p, err := w.pick(ctx)
 	if err != nil {

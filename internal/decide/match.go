@@ -58,7 +58,7 @@ func (j *job) match(in *input, t *tokens) {
 	d.fleet.Expire(j.clock)
 	j.overlap(t)
 	if j.cacheReads == 0 {
-		return // no conversation by its prefix
+		return // without a cache, the prefix does not identify a conversation either
 	}
 	if skip := d.live.Load().Routing.PrefixSkip; skip > 0 {
 		s.prefix = routing.PrefixBlocks(s.prefix, t.ids, block, skip)

@@ -133,9 +133,9 @@ func (w *work) pick(ctx context.Context) (*placed, error) {
 	return p, nil
 }
 
-// placeOrLocal places the request, without a prefill target if there is none and the
-// engines can do without. If the worker that holds the answer it continues cannot be used, any
-// other one is taken: that tells the client that it does not have it.
+// placeOrLocal places the request, without a prefill target if there is none and decode engines can compute prompts. If
+// the request continues an answer whose worker cannot be used, another worker is chosen: it answers that it does not know
+// the answer.
 func (w *work) placeOrLocal(ctx context.Context) (*placed, error) {
 	p, err := w.place(ctx)
 	if w.stored.Pin != nil && isAbsent(err) {

@@ -173,7 +173,7 @@ func (j *job) readUnknown() (*input, error) {
 		return nil, j.unread(unread.Reason)
 	}
 	in := &input{}
-	if err == nil { // engines cannot parse what Kvlane cannot
+	if err == nil { // engines refuse other bodies, too
 		in.body = req
 		err = j.readTenant(in)
 		return in, err

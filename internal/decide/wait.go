@@ -233,7 +233,7 @@ func (d *Decider) placeWaiting(now time.Duration, all bool) {
 	})
 }
 
-// attempt tries again for a waiter, with the index's current content. A panic is reported
+// attempt tries again to place a waiter, with the index's current content. A panic is reported
 // to the waiter's own goroutine, not to the one that freed capacity, and removes the waiter
 // from the queue, so that the others get their turn.
 func (q *waiter) attempt(now time.Duration) {

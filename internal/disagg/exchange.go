@@ -17,7 +17,7 @@ import (
 // requestIDHeader has the same value on both legs.
 const requestIDHeader = "x-request-id"
 
-// NoRank means that a Side has no rank, or that its engine chooses.
+// NoRank is the Rank of a Side whose worker has no ranks, or whose engine chooses the rank.
 const NoRank = -1
 
 // Header is one header; Name is lower case.

@@ -21,8 +21,8 @@ type Prompt struct {
 func (f *Fleet) Index() *kvindex.Index { return f.index }
 
 // AppendOverlaps appends, for each target that holds blocks of the prompt, the number of tokens that it need not
-// compute. Workers whose tokenizer differs from the one that made the ids are left out, because equal hashes do not
-// mean equal text there. matches is scratch memory for the lookup.
+// compute. Workers whose tokenizer differs from the one that made the ids are left out, because their
+// blocks are named by other ids. matches is scratch memory for the lookup.
 func (f *Fleet) AppendOverlaps(dst []routing.Overlap, p *Prompt, matches *kvindex.Matches) []routing.Overlap {
 	if len(p.Hashes) == 0 {
 		return dst

@@ -44,7 +44,7 @@ type Metrics struct {
 
 	// Of requests. One is unrouted if its client went away or its decision panicked, answered if it needed no worker.
 	Requests, FirstTurns, Rejected, Degraded *prometheus.CounterVec
-	// Of the policies of routing.shadow; "live" is the one that acts.
+	// Of the policies of routing.shadow, and of the one that acts, as "live".
 	Shadows, ShadowMiss, ShadowQueue *prometheus.CounterVec
 	// Of targets. MatchedTokens has the sources "event" and "speculative".
 	Picks, PromptTokens, MatchedTokens *prometheus.CounterVec

@@ -44,8 +44,8 @@ type FlowClass struct {
 	Tokens   int64  `json:"tokens"`
 }
 
-// FlowPool is the targets of a model. Saturation is 0 to 1; Drain is how long they would
-// take for what is queued and waits.
+// FlowPool is the targets of a model. Saturation is 0 to 1; Drain is how long they
+// need to compute all queued and waiting prompts.
 type FlowPool struct {
 	Model      string        `json:"model"`
 	Saturation float64       `json:"saturation"`

@@ -105,7 +105,7 @@ type Core struct {
 
 	peers    map[string]*peer
 	free     int  // bookings that may still be copied
-	greeted  bool // a heartbeat answers hellos since the last Take
+	greeted  bool // a heartbeat is queued since the last Take: it answers further hellos, too
 	requests uint64
 	legs     [numLegs]*bindings
 	retry    bool // a target was added: what named it can be applied now
@@ -301,8 +301,8 @@ func (c *Core) peersInOrder() []*peer {
 	return slices.SortedFunc(maps.Values(c.peers), func(a, b *peer) int { return cmp.Compare(a.id, b.id) })
 }
 
-// Ready reports whether this replica has the states of those that it knows, and none has
-// appeared for a moment. It stays true.
+// Ready reports whether this replica has the states of all replicas that it knows, and no further one has appeared for the
+// time settled. Once true it stays true until Reachable.
 func (c *Core) Ready(now time.Duration) bool {
 	if c.ready {
 		return true

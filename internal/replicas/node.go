@@ -64,7 +64,7 @@ type Node struct {
 	since atomic.Int64
 	// unsent and bytes count messages that NATS did not take, and what it took.
 	unsent, bytes atomic.Uint64
-	// malformed counts messages that could not be decoded, without the router's lock.
+	// malformed counts messages that could not be decoded. It is atomic because they are dropped without taking the lock.
 	malformed atomic.Uint64
 
 	known  map[string]bool // replicas at the last call of look

@@ -34,7 +34,7 @@ type peer struct {
 	ledger     map[routing.ReservationID]*copied
 	sum        sum
 	missing    int // copies that are not applied
-	// full reports that it has more bookings than are copied; sums are not compared then.
+	// full reports that it has more bookings than this replica copies; their checksums are not compared then.
 	full bool
 
 	// request is the number of the outstanding state request, 0 for none. Until the last part

@@ -68,7 +68,7 @@ func (r *Registry) followFile(path string, watch *config.FileWatch) {
 		}
 		list, err := config.ParseWorkers(path, text)
 		r.source("workers.file "+path, "", nil)
-		if err != nil { // of another text than the last one
+		if err != nil { // the text has changed: each invalid one is reported once
 			r.source("workers.file "+path, "workers file rejected: the old list stays", err)
 			continue
 		}
@@ -114,7 +114,7 @@ func (r *Registry) resolve(d config.DNS) {
 // Pool is a pool of a source: what identifies requests for it, and its workers.
 type Pool struct {
 	Namespace, Name string // Name is "" for a selector
-	// Service and Port are the endpoint picker that the pool names, "" and 0 if it names none.
+	// Service and Port are the endpoint picker that the pool refers to, "" and 0 if it refers to none.
 	Service string
 	Port    int
 	// Endpoints are the addresses of its workers, sorted.

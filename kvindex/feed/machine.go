@@ -84,7 +84,7 @@ type MachineConfig struct {
 // Its invariant: between two Clears, the applied batches have consecutive numbers and belong to one incarnation of the
 // engine. (The first batch after a Clear may have any number, because lost history cannot be recovered.) There is one
 // exception: an engine has restarted, its old connection still delivers, and the replay after a Clear came from the new
-// engine. Batches of the old one may then follow on it until that connection ends. The last applied batch is the old
+// engine. Batches of the old one may then be applied after it until that connection ends. The last applied batch is the old
 // engine's, so that the next replay finds the restart and clears.
 type Machine struct {
 	cfg   MachineConfig

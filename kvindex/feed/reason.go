@@ -10,8 +10,8 @@ const (
 	Malformed Reason = "malformed"
 	// UnknownTag: an event type unknown to this version.
 	UnknownTag Reason = "unknown_tag"
-	// OtherGroup: a KV-cache group that is neither main attention, a sliding window nor a recurrent state
-	// (attention in chunks, cross attention...), or TensorRT-LLM's windows but the largest.
+	// OtherGroup: a KV-cache group that is neither main attention, a sliding window nor a recurrent state (such as
+	// attention in chunks or cross attention); for TensorRT-LLM all windows except the largest.
 	OtherGroup Reason = "other_group"
 	// Placeholder: a stored event without blocks.
 	Placeholder Reason = "placeholder"

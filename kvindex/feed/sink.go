@@ -20,8 +20,8 @@ type Sink interface {
 // targets hold together with the positions of their sequences.
 type Batcher interface {
 	Sink
-	// BeginBatch and EndBatch enclose the events of one batch for t. From EndBatch to the next BeginBatch or Clear, the
-	// sink's state of t corresponds to c. Calls do not nest, and Clear and State are never called in between.
+	// BeginBatch and EndBatch enclose the events of one batch for t. From EndBatch to the next BeginBatch or Clear, what
+	// the sink holds for t is the result of all batches up to c. Calls do not nest, and Clear and State are never called in between.
 	BeginBatch(t kvindex.Target)
 	EndBatch(t kvindex.Target, c Cursor)
 }

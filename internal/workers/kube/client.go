@@ -65,7 +65,7 @@ type Client struct {
 func NewClient(a Access) (*Client, error) {
 	config := rest.CopyConfig(a.Config)
 	config.UserAgent = "kvlane"
-	// No client-side rate limit: informers have their backoff, and the API server its fairness.
+	// No client-side rate limit: informers back off by themselves, and the API server has priority and fairness.
 	config.QPS = -1
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme()).WithoutConversion()
 	shared, err := rest.HTTPClientFor(config)

@@ -385,7 +385,7 @@ func keepLast(list []workers.Entry) {
 	}
 }
 
-// warn logs, once, which parts of a pod's description were ignored, or that the pod was.
+// warn logs once which parts of a pod's description were ignored, or why the pod was left out.
 func (p *pool) warn(at endpoint, pod string, left, err error) {
 	text := ""
 	if both := errors.Join(left, err); both != nil {

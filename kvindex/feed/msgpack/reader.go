@@ -81,7 +81,7 @@ func NewReader(b []byte) Reader { return Reader{b: b} }
 // Offset returns the number of bytes read.
 func (r *Reader) Offset() int { return r.i }
 
-// Raw returns the next n bytes without reading them, of which there must be as many.
+// Raw returns the next n bytes without reading them. At least n bytes must be left.
 func (r *Reader) Raw(n int) []byte { return r.b[r.i : r.i+n : r.i+n] }
 
 // Kind returns the kind of the next value without reading it; Invalid at the end or before an invalid byte.
