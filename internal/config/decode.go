@@ -486,7 +486,7 @@ var meant = map[string]string{
 	"admin.port":      "admin.address",
 }
 
-// sections returns, for each key, the sections that it is a key of; of sections of one type the first.
+// sections maps each key to the sections that have it; of sections with the same keys only the first is named.
 var sections = sync.OnceValue(func() map[string][]string {
 	of := map[string][]string{}
 	seen := map[reflect.Type]bool{}

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83788
+	totalLimit = 83450
 	totalGoal  = 62000
 )
 
@@ -34,13 +34,13 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 21963, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 29078, 22000, []string{"internal/tokens"}},
+	{"tokens", 28930, 22000, []string{"internal/tokens"}},
 	{"fleet", 4740, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1685, 1300, []string{"internal/observe"}},
 	{"decide", 3195, 1700, []string{"internal/decide"}},
 	{"replicas", 2485, 2200, []string{"internal/replicas"}},
-	{"lab", 11677, 11700, []string{"internal/lab"}},
-	{"rim", 9063, 6000, []string{
+	{"lab", 11660, 11700, []string{"internal/lab"}},
+	{"rim", 9062, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

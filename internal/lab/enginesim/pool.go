@@ -12,7 +12,7 @@ type block struct {
 	prev, next *block
 }
 
-// cacheKey finds a block: the digest, and what separates it without being hashed.
+// cacheKey is the key of a block: its hash, and SGLang's extra_key, which separates blocks without being part of the hash.
 type cacheKey struct {
 	hash  digest
 	extra string

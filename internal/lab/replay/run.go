@@ -38,7 +38,7 @@ func Run(o Options) (*Report, error) {
 		if policies[i], err = PolicyByName(name); err != nil {
 			return nil, err
 		}
-		if _, err := newSimulation(&empty, o.Fleet, &policies[i], o.Conditions, o.Seeds[0]); err != nil { // before other runs take minutes
+		if _, err := newSimulation(&empty, o.Fleet, &policies[i], o.Conditions, o.Seeds[0]); err != nil { // finds an invalid policy before the runs of others take minutes
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}

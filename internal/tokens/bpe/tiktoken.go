@@ -88,8 +88,7 @@ type foreign struct {
 	bos            string // the control token that addSpecial puts before the text
 }
 
-// build returns the tokenizer of a byte-level vocabulary, which takes words that are tokens
-// whole.
+// build returns the tokenizer of a byte-level vocabulary, with ignoreMerges.
 func (f *foreign) build(config Config) (*Tokenizer, error) {
 	t := newTokenizer(config)
 	known, ok := patterns[f.pattern]

@@ -324,9 +324,9 @@ func parseScore(s string, exact bool) (float64, error) {
 	return math.Copysign(rounded, value), nil
 }
 
-// markedWords reports whether pre turns all spaces into U+2581: then tokens have a space for it,
-// as the words that the tables look up. prefix is where one is put before a text if the words are
-// what lies before each U+2581 of the whole text; simple reports whether they are.
+// markedWords reports whether the normalizer or pre-tokenizer replaces all spaces by U+2581, so that
+// tokens can be stored with a space for it. simple reports whether words are the parts of the whole
+// text that begin at each U+2581; prefix is then where a space is put before a text.
 func markedWords(norm, pre []component) (marked, simple bool, prefix prefixSpace) {
 	if len(pre) == 0 {
 		last := len(norm) - 1

@@ -104,7 +104,7 @@ func inkEffort(v jinja.Value) (string, error) {
 		effort, isNumber = 0.9, true
 	}
 	switch {
-	case v.Kind() == jinja.KindInt && !isNumber: // a larger one
+	case v.Kind() == jinja.KindInt && !isNumber: // an integer beyond int64
 		effort = -1
 		fallthrough
 	case isNumber && !(effort >= 0 && effort <= 0.99): // refuses NaN
