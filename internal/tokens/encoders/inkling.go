@@ -203,6 +203,9 @@ func (w *writer) inkTools(tools []jinja.Value) {
 	for i := range tools {
 		tool, _ := tools[i].AsDict()
 		f := dictAt(tool, "function")
+		if _, named := f.Get("name"); !named && w.err == nil {
+			w.err = refuse("expected mapping with a name")
+		}
 		d := jinja.NewDict(4)
 		or := func(key string, v, standard jinja.Value) {
 			if !v.Truth() {
@@ -213,7 +216,10 @@ func (w *writer) inkTools(tools []jinja.Value) {
 		or("description", member(f, "description"), jinja.String(""))
 		d.Set("name", member(f, "name"))
 		or("parameters", member(f, "parameters"), jinja.FromDict(nil))
-		or("type", member(tool, "type"), jinja.String("function"))
+		d.Set("type", jinja.String("function"))
+		if kind, has := tool.Get("type"); has {
+			d.Set("type", kind)
+		}
 		list[i] = jinja.FromDict(d)
 	}
 	w.inkJSON(jinja.List(list))

@@ -166,6 +166,27 @@ func TestForcedTool(t *testing.T) {
 	}
 }
 
+// TestInklingTools: vLLM refuses a message's tools without a name, and prints their type unchanged.
+func TestInklingTools(t *testing.T) {
+	t.Parallel()
+	m, err := shape.Load(fstest.MapFS{"config.json": {Data: []byte(encoderModels["inkling"][1])}, "tokenizer.json": {Data: byteTokenizer(inklingTokens...)}},
+		shape.Options{ToolParser: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for tools, want := range map[string]string{`["x"]`: "", `[{}]`: "", `[{"function":{"description":"x"}}]`: "", `[{"function":{"name":"f"}}]`: `"type":"function"`,
+		`[{"function":{"name":"f"},"type":""}]`: `"type":""`} {
+		req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"developer","content":"a","tools":`+tools+`},{"role":"user","content":"b"}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := m.RenderPrompt(req, shape.VLLM)
+		if _, refused := errors.AsType[*shape.Refusal](err); refused != (want == "") || !strings.Contains(got.Text, want) {
+			t.Errorf("%s: got %q, %v, want %q", tools, got.Text, err, want)
+		}
+	}
+}
+
 // FuzzEncoders: no body makes an encoder panic, and the prompt is not larger than its bound.
 func FuzzEncoders(f *testing.F) {
 	models := map[string]*shape.Model{}
