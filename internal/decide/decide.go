@@ -295,6 +295,8 @@ type job struct {
 	// elsewhere is the time spent in prefill legs and waiting for capacity.
 	elsewhere time.Duration
 	degraded  string
+	// idle: the engine computes no KV blocks, only builds or counts the prompt.
+	idle bool
 	// cacheReads bounds the prompt's tokens that the engine takes from its cache.
 	cacheReads int64
 	// stored is the answer that the request continues, reads or cancels, the zero value if there is none.
@@ -339,7 +341,7 @@ func (j *job) run(ctx, exact context.Context) (extproc.Decision, error) {
 	none := extproc.Decision{}
 	j.entry = observe.NewEntry(j.r, j.began)
 	j.d.tracer.Start(j.entry, j.r)
-	j.api, _ = body.Detect(j.r.Method, j.r.Path)
+	j.api, j.idle = body.Detect(j.r.Method, j.r.Path)
 	j.entry.API = j.api.String()
 	if err := j.lap(ctx, observe.StageQueue); err != nil {
 		return none, err
@@ -358,8 +360,7 @@ func (j *job) run(ctx, exact context.Context) (extproc.Decision, error) {
 	if err := j.lap(ctx, observe.StageTokens); err != nil {
 		return none, err
 	}
-	t.count += j.stored.Tokens
-	if j.stored.Tokens > 0 {
+	if t.count += j.stored.Tokens; j.stored.Tokens > 0 {
 		j.entry.PromptTokens = t.count
 	}
 	j.r.Hold(false) // the rest is quick unless it hangs

@@ -314,6 +314,29 @@ func TestRefusalsAreInPlainWords(t *testing.T) {
 	first.Ticket.End(time.Now())
 }
 
+// A prompt that an engine only builds, counts or refuses holds no others back, and is expected in no cache.
+func TestWhatIsNotComputedIsNoLoad(t *testing.T) {
+	b := newBench(t, "", worker("a", 1))
+	long := strings.Repeat("sea ", 5000)
+	for _, c := range []struct {
+		path, body string
+		least      int64 // and most
+		most       int64
+	}{
+		{"/tokenize", `{"model":"demo","prompt":"` + long + `"}`, 0, 0},
+		{"/v1/messages/count_tokens", `{"model":"demo","messages":[{"role":"user","content":"` + long + `"}]}`, 0, 0},
+		{"/v1/completions/render", `{"model":"demo","prompt":"` + long + `"}`, 0, 0},
+		{"/v1/chat/completions", `{"model":"demo","messages":[{"role":7,"content":"` + long + `"}]}`, 1, refusedTokens},
+		{"/v1/completions", `{"model":"demo","prompt":"` + long + `"}`, 5000, 5001},
+	} {
+		d, e := b.ask(c.path, c.body)
+		if load := b.ledger().Targets[0].Load.Queue; load < c.least || load > c.most || e.Matched != 0 || d.Reject != nil {
+			t.Errorf("%s: got a load of %d and %d tokens matched, want %d to %d, and none", c.path, load, e.Matched, c.least, c.most)
+		}
+		end(&d, 200)
+	}
+}
+
 func TestMissingKnowledgeNeverFailsARequest(t *testing.T) {
 	b := newBench(t, "", worker("a", 2))
 	for name, c := range map[string]struct{ path, body, degraded string }{

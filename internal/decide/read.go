@@ -123,10 +123,7 @@ func (j *job) listModels(ctx, exact context.Context) (*input, error) {
 			return nil, j.failure("kvlane_model_not_found", body.Failure{Status: http.StatusNotFound, Param: "model",
 				Code: "model_not_found", Message: fmt.Sprintf("The model `%s` does not exist", observe.Clip(name))})
 		}
-		var err error
-		if text, err = json.Marshal(model); err != nil {
-			return nil, err
-		}
+		text, _ = json.Marshal(model) // decoded from JSON
 	}
 	return nil, &answerError{outcome: "answered", Reject: &extproc.Reject{Status: http.StatusOK, Body: text, Details: "kvlane_models"}}
 }
@@ -175,8 +172,7 @@ func (j *job) readUnknown() (*input, error) {
 	in := &input{}
 	if err == nil { // engines refuse other bodies, too
 		in.body = req
-		err = j.readTenant(in)
-		return in, err
+		return in, j.readTenant(in)
 	}
 	return in, nil
 }

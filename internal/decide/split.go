@@ -66,8 +66,8 @@ func adapt(d *routing.Disagg, legs *disagg.Runner) {
 
 // cannotSplit returns why the request cannot be split, "" if it can.
 func (w *work) cannotSplit() string {
-	if !w.in.known {
-		return "the body is not known"
+	if !w.in.known || w.idle {
+		return "the body is not known, or not computed"
 	}
 	if engine, ok := w.engine(); ok && engine.CacheUse(w.in.body).NotLoaded {
 		return "the decode engine would compute the prompt again"

@@ -19,9 +19,6 @@ var salted = map[string][]body.API{
 	shape.TRTLLM.String(): {body.Chat},
 }
 
-// uncached are the APIs that compute no KV blocks.
-var uncached = []body.API{body.Tokenize, body.CountTokens}
-
 // tenant returns the tenant that the gateway's header names, "" if there is none. Two
 // headers are refused: one of them may be the client's.
 func (j *job) tenant() (string, error) {
@@ -87,7 +84,7 @@ func (j *job) takesSalt(engine string) bool { return slices.Contains(salted[engi
 // unsalted returns why the request must not be sent to a worker, "" if it may.
 func (w *work) unsalted(e *fleet.Endpoint) string {
 	t := &w.d.cfg.Tenants
-	if t.SaltHeader == "" || !t.Required || !w.in.known || slices.Contains(uncached, w.api) || w.takesSalt(e.Member.Engine) {
+	if t.SaltHeader == "" || !t.Required || !w.in.known || w.idle || w.takesSalt(e.Member.Engine) {
 		return ""
 	}
 	return fmt.Sprintf("%s reads no cache_salt in requests of the %s API, and tenants.required is set", e.Member.Engine, w.api)

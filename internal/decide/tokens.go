@@ -40,21 +40,28 @@ func (t *tokens) whole() []uint32 {
 // made the ids.
 func (t *tokens) differ(e *fleet.Endpoint) bool { return t.made != nil && t.made.Differs(e.Member) }
 
+// refusedTokens bounds the load of a prompt that the engine would refuse: it computes nothing, unless that is wrong.
+const refusedTokens = 1000
+
 // tokens makes the prompt's ids, or records why there are none: the request is then routed
 // by load.
 func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
-	if !in.known {
-		return &tokens{count: j.api.EstimateTokens(len(j.r.Body))}, nil
-	}
-	if in.model == nil {
+	switch {
+	case j.idle:
+		return &tokens{}, nil
+	case !in.known:
+		return &tokens{count: j.api.EstimateTokens(j.r.Body)}, nil
+	case in.model == nil:
 		j.degraded = degradedModel
 		return &tokens{count: in.body.EstimateTokens()}, nil
 	}
 	t := &tokens{}
 	res, err := j.ids(ctx, exact, in, t)
 	if err != nil {
-		t.count = in.body.EstimateTokens()
-		if in.body.Form == body.FormNone {
+		refusal, refused := errors.AsType[*shape.Refusal](err)
+		if t.count = in.body.EstimateTokens(); refused && !refusal.Guessed {
+			t.count = min(t.count, refusedTokens)
+		} else if in.body.Form == body.FormNone {
 			t.count = routing.EstimateTokens(len(j.r.Body)) // such as a query with documents
 		}
 		return &tokens{count: t.count}, j.withoutIDs(t.made != nil && exact.Err() != nil, err)
@@ -65,9 +72,8 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 	}
 	if t.partial {
 		j.degraded, j.entry.Refusal = degradedFront, observe.Clip(res.Partial)
-		t.count = max(in.body.EstimateTokens(), t.count)
 	}
-	if res.Prompts > 1 { // the ids are those of the first prompt, the load is that of all
+	if t.partial || res.Prompts > 1 { // the load is that of the whole prompt, and of all prompts
 		t.count = max(in.body.EstimateTokens(), t.count)
 	}
 	j.entry.PromptTokens, j.entry.Assumed = t.count, observe.Clip(res.Assumed)

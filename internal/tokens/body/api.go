@@ -93,10 +93,10 @@ func StoredResponse(path string) string {
 }
 
 // Detect identifies the API by method and path suffix, so gateways may add a path prefix. It
-// ignores the query. render reports one of the variants that only build the prompt (such as
-// /v1/chat/completions/render). All other paths, such as files and audio, are Unknown. For its
+// ignores the query. idle reports a request that computes no KV blocks: it only builds the prompt (such as
+// /v1/chat/completions/render) or counts it. All other paths, such as files and audio, are Unknown. For its
 // own API, SGLang also accepts PUT.
-func Detect(method, path string) (api API, render bool) {
+func Detect(method, path string) (api API, idle bool) {
 	path, _, _ = strings.Cut(path, "?")
 	if method == "GET" && (strings.HasSuffix(path, "/v1/models") || ListedModel(path) != "") {
 		return Models, false
@@ -113,14 +113,14 @@ func Detect(method, path string) (api API, render bool) {
 		}
 	}
 	if cut, ok := strings.CutSuffix(path, "/render"); ok {
-		path, render = cut, true
+		path, idle = cut, true
 	}
 	for i := range suffixes {
 		if strings.HasSuffix(path, suffixes[i].suffix) {
 			if method == "PUT" && suffixes[i].api != Generate {
 				return Unknown, false
 			}
-			return suffixes[i].api, render
+			return suffixes[i].api, idle || suffixes[i].api == Tokenize || suffixes[i].api == CountTokens
 		}
 	}
 	return Unknown, false

@@ -6,7 +6,7 @@ func TestDetect(t *testing.T) {
 	for _, c := range []struct {
 		method, path string
 		api          API
-		render       bool
+		idle         bool
 	}{
 		{"POST", "/v1/chat/completions", Chat, false},
 		{"POST", "/openai/v1/chat/completions?api-version=1", Chat, false},
@@ -16,7 +16,7 @@ func TestDetect(t *testing.T) {
 		{"POST", "/v1/responses", Responses, false},
 		{"POST", "/v1/embeddings", Embeddings, false},
 		{"POST", "/v1/messages", Messages, false},
-		{"POST", "/v1/messages/count_tokens", CountTokens, false},
+		{"POST", "/v1/messages/count_tokens", CountTokens, true},
 		{"POST", "/generate", Generate, false},
 		{"PUT", "/generate", Generate, false},
 		{"POST", "/api/generate", Unknown, false},
@@ -24,8 +24,8 @@ func TestDetect(t *testing.T) {
 		{"POST", "/%zz/generate", Generate, false},
 		{"PUT", "/v1/completions", Unknown, false},
 		{"POST", "/inference/v1/generate", VLLMGenerate, false},
-		{"POST", "/tokenize", Tokenize, false},
-		{"POST", "/v1/tokenize", Tokenize, false},
+		{"POST", "/tokenize", Tokenize, true},
+		{"POST", "/v1/tokenize", Tokenize, true},
 		{"GET", "/v1/chat/completions", Unknown, false},
 		{"POST", "/v1/files", Unknown, false},
 		{"POST", "/v1/audio/transcriptions", Audio, false},
@@ -44,8 +44,8 @@ func TestDetect(t *testing.T) {
 		{"POST", "/v1/batches", Unknown, false},
 		{"POST", "", Unknown, false},
 	} {
-		if api, render := Detect(c.method, c.path); api != c.api || render != c.render {
-			t.Errorf("%s %s: %v render=%v, want %v %v", c.method, c.path, api, render, c.api, c.render)
+		if api, idle := Detect(c.method, c.path); api != c.api || idle != c.idle {
+			t.Errorf("%s %s: %v idle=%v, want %v %v", c.method, c.path, api, idle, c.api, c.idle)
 		}
 	}
 }

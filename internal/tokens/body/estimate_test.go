@@ -41,9 +41,9 @@ func TestEstimates(t *testing.T) {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
 	}
-	for api, want := range map[API]int64{Audio: 800, Unknown: 102400} { // a recording of 20 s has some 1,000 tokens
-		if got := api.EstimateTokens(400 << 10); got != want {
-			t.Errorf("400 KB of %s: got %d tokens, want %d", api, got, want)
+	for begin, want := range map[string]int64{"--form": 800, "{": 102400} { // a recording of 20 s has some 1,000 tokens
+		if got := Audio.EstimateTokens([]byte(begin + text(400<<10))); got != want {
+			t.Errorf("400 KB of %s: got %d tokens, want %d", begin, got, want)
 		}
 	}
 }
