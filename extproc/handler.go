@@ -46,8 +46,8 @@ type Request struct {
 	controls *controls
 }
 
-// Fits reports whether Envoy would accept the header changes of a decision. The server answers a
-// request whose decision does not fit with 431; a handler that asks first can undo its decision.
+// Fits reports whether Envoy would accept the header changes of a decision. If not, the server answers
+// the request with status 431; a handler that calls Fits first can undo the decision's bookings.
 func (r *Request) Fits(d *Decision) bool {
 	if r.view == nil {
 		return true

@@ -166,7 +166,7 @@ func (h *Hasher) content(tokens []uint32) uint64 {
 	return sum
 }
 
-// sixteen returns the contribution of sixteen tokens to a content hash; the first is at word position at.
+// sixteen returns the contribution of sixteen tokens to a content hash, of which the first is token 2*at of the block.
 func (h *Hasher) sixteen(t *[16]uint32, at int) uint64 {
 	k := (*[8]uint64)(h.position[at:])
 	return fold((uint64(t[0])|uint64(t[1])<<32)^k[0], (uint64(t[2])|uint64(t[3])<<32)^k[1]) +

@@ -235,7 +235,7 @@ func (x *Index) removePage(s Slot, name uint64, t Tier, group int32) bool {
 	return true
 }
 
-// loseCompleted removes from the slot every index block on a tier that the page is a part of.
+// loseCompleted removes from the slot, on one tier, every index block that contains part of the page.
 func (x *Index) loseCompleted(s Slot, id uint32, t Tier) {
 	st := &x.slots[s]
 	n := st.pages.nodes[id]

@@ -56,8 +56,8 @@ type step struct {
 	up, next, prev uint32
 }
 
-// maxSiblings bounds the conversations that are tried for one block. A node with more
-// is a shared beginning, and none of those tried has an eligible target.
+// maxSiblings bounds the conversations that are tried for one block. If none of the
+// newest maxSiblings has an eligible target, a shorter prefix is tried.
 const maxSiblings = 1024
 
 // conversations is an LRU table of conversations, bounded in number and in steps. An

@@ -73,7 +73,7 @@ type ledger struct {
 	slab []reservation
 	free []uint32
 	live int
-	// doubles counts releases of bookings that had been released.
+	// doubles counts releases of bookings that had already been released.
 	doubles uint64
 }
 
@@ -270,7 +270,7 @@ func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot
 	r.change(now, res, func() { res.Decode, res.decodeGen = served, r.targets[served].gen })
 	res.Forecast.learns = false // it is not known since when the target computes it
 	c := &r.conversations[mainLeg]
-	// The bindings of a slot's earlier target ended with it: another one's do not move.
+	// If the slot has a new target by now, a binding to it is the new target's and does not move.
 	if i := c.find(res.conversation); here && i != none && c.entries[i].slot == from {
 		c.bind(i, served)
 		r.shareUse(mainLeg, i, true)

@@ -292,7 +292,7 @@ func (r *Router) Generated(now time.Duration, id ReservationID, tokens int64) {
 	for i := range x {
 		x[i] = (x[i] + w.x[i]) / 2
 	}
-	// What was booked meanwhile was computed between the tokens.
+	// The prefill booked meanwhile was computed between these tokens; its time is not decode time.
 	y := max(took-(p.Booked-w.mark), took/20) / float64(tokens-1)
 	predicted := p.TokenFactor * f.at(&x)
 	f.learn(&x, y/p.TokenFactor, y)

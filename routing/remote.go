@@ -94,7 +94,7 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 	}
 	r.remotes.byKey[key] = id
 	if r.remotes.fifo = append(r.remotes.fifo, id); len(r.remotes.fifo) > 2*len(r.remotes.byKey)+1024 {
-		// One long request must not keep the ends of all later ones.
+		// Entries of ended requests are removed anywhere, not only behind the oldest: it may run for long.
 		r.remotes.fifo = slices.DeleteFunc(r.remotes.fifo, func(id ReservationID) bool { return r.ledger.get(id) == nil })
 	}
 	if p := phase(b.Phase); p == decoding || p == transferring && prefill != NoSlot {

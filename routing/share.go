@@ -54,7 +54,7 @@ func (r *Router) shareBooking(id ReservationID, choices ...*choice) {
 	}
 	if b, ok := r.Booking(id); ok {
 		for leg, c := range choices {
-			if c == nil || c.models != r.poolAt(c.slot) { // others know the target, not the request's model
+			if c == nil || c.models != r.poolAt(c.slot) { // others derive the pool from the target, so it must be the same
 				continue
 			}
 			if b.Turn[leg] = c.turn; c.cursor != none32 {

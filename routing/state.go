@@ -38,7 +38,7 @@ type TargetState struct {
 	Slot kvindex.Slot `json:"slot"`
 	Info TargetInfo   `json:"info"`
 	Warm bool         `json:"warm,omitempty"`
-	// Held is the tokens of waiters held for the target.
+	// Held is the prompt tokens of the waiting requests that the target is reserved for.
 	Held int64 `json:"held,omitempty"`
 	// Health is what the target's answers have shown.
 	Health health `json:"health,omitzero"`

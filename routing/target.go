@@ -78,8 +78,8 @@ type target struct {
 	key  uint64
 	info TargetInfo
 	name string // of info.Target
-	// health is elsewhere: a decision does not read it unless targets are suspect. It is
-	// nil in unused slots.
+	// health is a pointer, to keep targets small: decisions read it only while targets are suspect. It
+	// is nil in unused slots.
 	health *health
 	// startedTokens is the part of load.Queue that the engine has started on, see
 	// reported.started; booked is when the last request was booked.

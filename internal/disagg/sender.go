@@ -49,7 +49,7 @@ const (
 	Incomplete Outcome = "no_parameters"
 	// Unusable: the leg could not be built.
 	Unusable Outcome = "unusable"
-	// Cancelled: the request ended first.
+	// Cancelled: the request ended before its leg.
 	Cancelled Outcome = "cancelled"
 )
 
@@ -225,8 +225,8 @@ func outcomeOfError(ctx context.Context, err error) Outcome {
 	}
 }
 
-// Get fetches a small page from a worker; with api it uses the listener. A status of 4xx is the
-// worker's fault, as no client asked.
+// Get fetches a page of at most maxPage bytes from a worker, with api through the listener. A status of 4xx is
+// the worker's failure, because the request is not a client's.
 func (s *Sender) Get(ctx context.Context, address, path string, api bool) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, prefillURL+path, http.NoBody)
 	if err != nil {

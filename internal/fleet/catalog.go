@@ -31,7 +31,7 @@ type catalog struct {
 
 	mu    sync.Mutex // guards all below, and orders the calls of tellRouter
 	names map[string]bool
-	// listed has each worker's names with its generation.
+	// listed is what each worker listed, by its name; an entry counts while the worker's generation is the same.
 	listed map[string]listed
 	asked  time.Time
 	// silent reports that a worker did not answer, so that it may serve any name.
@@ -233,7 +233,7 @@ func (f *Fleet) askFor(ctx context.Context, m *Member) (l listed, err error) {
 	return l, nil
 }
 
-// served returns what a list says of the configured models, by name.
+// served returns what a worker's model list says of the configured models, by their names in the configuration.
 func (f *Fleet) served(list []workers.Listed) map[string]served {
 	out, models := map[string]served{}, f.models.Load()
 	for i := range list {

@@ -60,8 +60,8 @@ func (a *answers) of(model string) *modelSeries {
 	return s
 }
 
-// Expected is what was predicted for an answer when its request was placed, at From. Target is the request's target for
-// the time from its arrival to the first token. 0 stands for no prediction and no target.
+// Expected is what was predicted for an answer when its request was placed, at From. Target is the goal (SLO) for the
+// time from the request's arrival to its first token. 0 means that nothing was predicted, or no goal is set.
 type Expected struct {
 	From                    time.Time
 	First, PerToken, Target time.Duration

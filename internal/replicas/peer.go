@@ -147,7 +147,7 @@ func (c *Core) room() bool {
 	return true
 }
 
-// latest is the bound of logical times of others.
+// latest is the greatest logical time that is accepted from another replica.
 func (c *Core) latest(now time.Duration) uint64 {
 	return firstBound + uint64((c.wall+now-c.started).Milliseconds())<<boundShift
 }
@@ -214,7 +214,7 @@ func (c *Core) answer(p *peer, r *kvlanev1.ReplicaStateRequest, reply string) {
 			wanted := true
 			locked(func() {
 				if wanted = p.requested == id; wanted {
-					c.flush() // what is gathered belongs to the state
+					c.flush() // the state contains the changes gathered so far
 					c.wake()
 					seq, clock = c.seq, c.clock
 					own = slices.Collect(maps.Values(c.own))
