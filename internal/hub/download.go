@@ -208,7 +208,7 @@ func (c *Cache) write(n Name, to string, from io.Reader, checks ...func(file str
 	return os.Rename(tmp.Name(), to)
 }
 
-// intact reports whether a file exists with the contents that the hub lists. Without a hash it is not known.
+// intact reports whether a file exists with the contents that the hub lists; false if the hub lists no hash for it.
 func (f *file) intact(at string) bool {
 	return (f.LFS != nil && f.LFS.SHA256 != "" || f.Blob != "") && f.matches(at) == nil
 }

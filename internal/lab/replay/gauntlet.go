@@ -24,7 +24,7 @@ type Gauntlet struct {
 	Seeds          []uint64
 	// Families limits the families by name; none means all.
 	Families []string
-	// Trace, if not nil, is one more family. TraceName tells its content.
+	// Trace, if not nil, is one more family. TraceName identifies its content, so that results of another trace are not reused.
 	Trace     TraceReader
 	TraceName string
 	// Results is a folder with a file for each cell that has been run by this binary with the

@@ -85,12 +85,11 @@ func skipNot(s string, i int, bits class) int {
 	return i
 }
 
-// skipDigits returns the end of the run at i of at most limit code points with one of the bits;
-// limit 0 means no limit.
-func skipDigits(s string, i, limit int, bits class) int {
+// skipDigits returns the end of the run at i of at most limit numbers (\p{N}); limit 0 means no limit.
+func skipDigits(s string, i, limit int) int {
 	for k := 0; i < len(s) && (k < limit || limit == 0); k++ {
 		c, w := classAt(s, i)
-		if c&bits == 0 {
+		if c&clsN == 0 {
 			break
 		}
 		i += w

@@ -45,7 +45,7 @@ func (p wordSplit) next(s string, i int) int {
 		return skip(s, i+w, letters)
 	}
 	if c&clsN != 0 {
-		return skipDigits(s, i, p.digits, clsN)
+		return skipDigits(s, i, p.digits)
 	}
 	j := i
 	if s[i] == ' ' {

@@ -30,7 +30,7 @@ func (p stagedSplit) split(s string, at int, ends []uint32) (int, int) {
 		if i >= piece.end {
 			c, w := classAt(s, i)
 			if c&clsN != 0 {
-				i = skipDigits(s, i, 3, clsN)
+				i = skipDigits(s, i, 3)
 				ends[n] = uint32(i)
 				n++
 				continue

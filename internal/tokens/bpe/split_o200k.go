@@ -60,7 +60,7 @@ func (p caseSplit) next(s string, i int) int {
 		return end
 	}
 	if c&clsN != 0 {
-		return skipDigits(s, i, p.digits, clsN)
+		return skipDigits(s, i, p.digits)
 	}
 	j := i
 	if s[i] == ' ' {

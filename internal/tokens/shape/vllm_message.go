@@ -16,11 +16,11 @@ type vllmShape struct {
 	legacy bool
 	// references: the encoder gets tool_reference parts as they are.
 	references bool
-	// converted: the messages are those of a response, which no request model validates.
+	// converted reports that the messages are made of a response's items, which no request model validates.
 	converted bool
-	// original: the encoder gets contents as the client wrote them.
+	// original reports that the encoder gets contents as the client wrote them.
 	original bool
-	// read: the engine refuses contents and calls that its request model did not read.
+	// read reports that the engine refuses contents and calls that its request model has left to be read later.
 	read bool
 	// refuse refuses a part of a kind that the model does not accept.
 	refuse func(kind string) error
