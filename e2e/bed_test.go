@@ -146,8 +146,10 @@ type bed struct {
 	exited     chan error
 	envoy      *envoy.Process
 	client     *http.Client
-	idle       map[string]int  // Kvlane's goroutines by kind when it was idle
-	process    *process        // an engine of its own process; nil if there is none
+	idle       map[string]int // Kvlane's goroutines by kind when it was idle
+	process    *process       // an engine of its own process; nil if there is none
+	// legsAreCut: faults end prefill legs whose decode legs run on, and then ask for blocks that are computed nowhere.
+	legsAreCut bool
 	pools      int             // connections that Envoy may have opened to Kvlane in addition to perConnection
 	between    *between        // in front of the second engine, if set
 	epochs     []chan struct{} // closed when an Envoy that is hot-restarted ends

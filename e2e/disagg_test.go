@@ -142,7 +142,7 @@ func (b *bed) nothingHeld() {
 			return n == 0
 		})
 		for what, n := range e.Stats().Protocol {
-			if strings.HasPrefix(what, "violation") {
+			if strings.HasPrefix(what, "violation") && (what != "violation: pull of an unknown request" || !b.legsAreCut) {
 				b.t.Errorf("e%d saw %d times: %s", i, n, what)
 			}
 		}

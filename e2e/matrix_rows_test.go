@@ -105,6 +105,7 @@ func faultPools(t *testing.T, connector string) *bed {
 		p.shape = shape{stall: stallTimeout.String(), decide: "250ms", config: process.line, engine: slow(2 * time.Millisecond), replay: true}
 		b := faultsBed(t, p)
 		b.process = process
+		b.legsAreCut = connector == "mooncake"
 		return b
 	}
 	t.Fatalf("no connector %s", connector)
@@ -245,14 +246,14 @@ func faults() []fault {
 		dies, reason := loadClients, "answers of the other leg's engine that wait for the dead engine's blocks end with an error; one for each client"
 		if shape == "mooncake" {
 			// The decode leg is Envoy's: when its prefill leg has failed nothing can end it but the engine.
-			wait, waits = 10*time.Second, "; a decode engine that asked meanwhile for blocks of a leg that had been answered waits its own 10 s more"
+			wait, waits = 10*time.Second, "; a decode engine whose prefill leg is lost after its answer, or with Kvlane, waits its own 10 s"
 			own, why = 4*loadClients, "where legs run concurrently a leg that fails after its head start fails the request"
 		}
 		add(shape, false, fault{name: "prefill engine refuses", shows: "kvlane_prefill_legs_total", made: "refuses connections and cuts running legs, for 2 s", failed: own, why: why, play: engine(enginesim.Faults{Refuse: true}, 2*time.Second, 0)})
 		add(shape, false, fault{name: "prefill engine dies before it has answered", shows: "kvlane_prefill_legs_total", made: "each connection is cut before the answer, for 3 s", failed: own, why: why, play: engine(enginesim.Faults{DieAfterTokens: 1}, 3*time.Second, 0)})
 		add(shape, false, fault{name: "prefill engine answers 500", shows: "kvlane_prefill_legs_total", made: "for 3 s", failed: own, why: why, play: engine(enginesim.Faults{FailStatus: 500, FailCount: -1}, 3*time.Second, 0)})
 		add(shape, false, fault{name: "prefill engine does not answer", shows: "kvlane_prefill_legs_total", made: "legs get no answer for 4 s; `disagg.timeout` is 3 s", failed: own, why: why, stall: 6 * time.Second, play: engine(enginesim.Faults{AnswerDelayMS: forever}, 4*time.Second, 0)})
-		add(shape, shape == "nixl", fault{name: "prefill engine killed in any phase", made: "SIGKILL at load, before, during and after legs; started again after 2 s", failed: dies, why: reason, stall: 3 * time.Second, play: killed.play})
+		add(shape, shape == "nixl", fault{name: "prefill engine killed in any phase", made: "SIGKILL at load, before, during and after legs; started again after 2 s" + waits, failed: dies, why: reason, stall: 3*time.Second + wait, play: killed.play})
 		add(shape, false, fault{name: "prefill engine stopped in any phase", made: "SIGSTOP for 8 s; it keeps blocks for 3 s, so those that decode engines ask for meanwhile are gone afterwards" + waits, failed: max(own, dies), why: cmp.Or(why, reason), stall: stop + wait, play: func(p *stage) {
 			p.process.signal(p.t, syscall.SIGSTOP)
 			p.lasts(stop, 0)
@@ -264,7 +265,7 @@ func faults() []fault {
 			n := p.leavers(time.Second, 1, 5*time.Millisecond, false) + p.leavers(time.Second, 1, 0, true)
 			p.note = fmt.Sprintf("%d clients left", n)
 		}})
-		add(shape, false, fault{name: "Kvlane killed during legs", made: "SIGKILL; started again after 2 s", failed: own, why: why, play: func(p *stage) {
+		add(shape, false, fault{name: "Kvlane killed during legs", made: "SIGKILL; started again after 2 s" + waits, failed: own, why: why, stall: wait, play: func(p *stage) {
 			p.stopKvlane(syscall.SIGKILL)
 			p.lasts(2*time.Second, 2*loadClients)
 			p.over()

@@ -53,8 +53,7 @@ func (h *holdings) put(key string, x *held) error {
 	return nil
 }
 
-// remove ends a holding and releases its blocks; it returns false if the holding has
-// already ended.
+// remove ends a holding and releases its blocks; it returns false if the holding has already ended.
 func (h *holdings) remove(key string, x *held, pulled bool) bool {
 	h.mu.Lock()
 	if h.items[key] != x {
@@ -87,6 +86,13 @@ func (h *holdings) wait(ctx context.Context, key string) *held {
 	}
 }
 
+// knew reports whether a request with this key was prefilled: then its lease ran out before decode came.
+func (h *holdings) knew(key string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.used[key]
+}
+
 func (h *holdings) size() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -102,8 +108,7 @@ func (h *holdings) clear() {
 	}
 }
 
-// pull is the decode side's request to the prefill side, over the side listener or the
-// bootstrap server.
+// pull is the decode side's request to the prefill side, over the side listener or the bootstrap server.
 type pull struct {
 	Engine string `json:"engine,omitempty"` // engine id, if the protocol carries one
 	Key    string `json:"key"`
@@ -133,7 +138,7 @@ func (e *Engine) servePull(only int) http.HandlerFunc {
 		case x == nil && r.Context().Err() != nil:
 			e.stats.count("pull given up")
 		case x == nil:
-			e.stats.count("violation: pull of an unknown request")
+			e.stats.count(map[bool]string{true: "pull of blocks that are gone", false: "violation: pull of an unknown request"}[e.held.knew(p.Key)])
 			http.Error(w, "no blocks for "+p.Key, http.StatusNotFound)
 		case p.Engine != "" && p.Engine != e.engineID(x.rank):
 			e.stats.count("violation: wrong engine id")
@@ -200,8 +205,7 @@ func (e *Engine) sidePost(ctx context.Context, url string, v any) ([]byte, error
 	return out.Bytes(), nil
 }
 
-// take checks a fetched prompt against the decode side's own and starts the sequence with
-// its blocks.
+// take checks a fetched prompt against the decode side's own and starts the sequence with its blocks.
 func (c *call) take(i int, got *pulled) error {
 	s := c.seqs[i]
 	if !slices.Equal(got.IDs, c.prompts[i]) {

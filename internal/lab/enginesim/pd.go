@@ -496,8 +496,7 @@ func bootstrap(c *call) (*transfer, error) {
 	}}, nil
 }
 
-// bootstrapPrefill answers when the decode side has taken the blocks, or fails if it never
-// does.
+// bootstrapPrefill answers when the decode side has taken the blocks, or fails if it never does.
 func (c *call) bootstrapPrefill(rooms []int64) *transfer {
 	c.note(legPrefill)
 	for _, s := range c.seqs {

@@ -299,6 +299,12 @@ func TestConcurrentLegs(t *testing.T) {
 		if a := post(t, x.p.URL()+"/v1/completions", raw); a.status != 400 {
 			t.Errorf("a room used twice: %d %s", a.status, a.raw)
 		}
+		// Decode comes after the lease, which breaks no rule, and for a request that there never was.
+		for key, counts := range map[string]string{"room 5": "pull of blocks that are gone", "room 6": "violation: pull of an unknown request"} {
+			if a := post(t, "http://"+x.p.BootstrapAddr()+"/sim/kv/pull", m{"key": key}); a.status != 404 || x.p.Stats().Protocol[counts] != 1 {
+				t.Errorf("%s: %d %s, %v", key, a.status, a.raw, x.p.Stats().Protocol)
+			}
+		}
 		x.clean(t)
 	})
 }
