@@ -175,7 +175,7 @@ func (h *Hasher) sixteen(t *[16]uint32, at int) uint64 {
 		fold((uint64(t[12])|uint64(t[13])<<32)^k[6], (uint64(t[14])|uint64(t[15])<<32)^k[7])
 }
 
-// quad returns the contribution of four tokens to a content hash; the first is at the even word position at.
+// quad returns the contribution of four tokens to a content hash, of which the first is token 2*at of the block.
 func (h *Hasher) quad(t [4]uint32, at int) uint64 {
 	a := uint64(t[0]) | uint64(t[1])<<32
 	b := uint64(t[2]) | uint64(t[3])<<32

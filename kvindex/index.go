@@ -43,7 +43,7 @@ type Index struct {
 	freed    []uint32 // numbers of freed segments
 	starts   table    // own hash of a segment's first block -> its place
 	names    table    // engine hash -> places of the blocks first stored under it
-	repeated int      // entries of names whose name had an entry before
+	repeated int      // entries in excess of one for each name
 	// deferFrom is the constant deferFrom, or less in tests.
 	deferFrom int
 

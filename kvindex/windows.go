@@ -232,7 +232,7 @@ func (w *windows) add(u unit, count uint32, own Hash, bit uint64) {
 	}
 }
 
-// learn records which block a name of units stands for. The gate is shut.
+// learn records which block the units of this name hold. The gate is shut.
 func (w *windows) learn(name uint64, own Hash, pending bool) {
 	n := w.names[name]
 	n.own = own

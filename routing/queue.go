@@ -483,7 +483,7 @@ func (q *Queue) Attained(program string) int64 {
 	return cmp.Or(q.programs[key], q.older[key])
 }
 
-// Charge adds a placed request to what its program was served. It does not keep the string.
+// Charge adds a placed request's cost in tokens to what its program was served. It does not keep the string.
 func (q *Queue) Charge(program string, plan *Plan) {
 	sum := q.Attained(program) + plan.Miss + perRequest
 	if q.programs == nil || len(q.programs) >= maxPrograms {

@@ -297,7 +297,7 @@ func (r *Router) importLedger(s *State) error {
 		ss := &s.Slab[i]
 		res := ss.reservation
 		res.serial, res.conversation = ss.Serial, ss.Conversation
-		// All targets of a new router are the first of their slots.
+		// In a new router every target is the first in its slot: generation 0.
 		res.decodeGen, res.prefillGen, res.remote = 0, 0, remoteLink{}
 		if res.Phase == unused {
 			r.ledger.slab = append(r.ledger.slab, reservation{serial: ss.Serial})

@@ -38,7 +38,7 @@ type wait struct {
 
 // health is what the answers of a target have shown.
 type health struct {
-	// Pace is that of the last first token, 0 if none came since the target was suspect.
+	// Pace is the wait per token of the request whose first token came last, 0 if none came since the target was suspect.
 	Pace float64 `json:"pace,omitempty"`
 	// Heard is when the last first token came, Answered when the youngest request with a first token was booked.
 	// Requests booked before that were overtaken: their wait says nothing about the target.
@@ -135,7 +135,7 @@ func (r *Router) whole(t *target) {
 	r.absolve(t)
 }
 
-// absolve ends a suspicion of failures that are over.
+// absolve makes a target that was suspect for failures no longer suspect, once too few failures in a row are left.
 func (r *Router) absolve(t *target) {
 	if h := t.health; (h.Suspect == failingTarget || h.Suspect == failingOne) && h.failures() < suspectFailures {
 		t.health.Suspect = ""

@@ -135,7 +135,7 @@ type pool struct {
 }
 
 // starts has when this replica last placed a new conversation of a leg by round robin, and when it last received one that
-// another replica placed so. Own reports that it ignores the others' cursors, which are as old as the delay of sharing.
+// another replica placed so. Own reports that it ignores the others' cursors, because they arrive too late.
 type starts struct {
 	Placed time.Duration `json:"placed,omitempty"`
 	Heard  time.Duration `json:"heard,omitempty"`

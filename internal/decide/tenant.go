@@ -34,7 +34,7 @@ func (j *job) tenant() (string, error) {
 }
 
 // headers returns the last value of a header that names the tenant, and how many there are: of
-// two one may be the client's. A header without a name is not there.
+// two one may be the client's. An empty name finds none.
 func (j *job) headers(name string) (value string, n int) {
 	for i := range j.r.Headers {
 		if h := &j.r.Headers[i]; name != "" && h.Name == name {

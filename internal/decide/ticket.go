@@ -256,7 +256,7 @@ func (t *ticket) End(at time.Time) {
 		t.stopLeg()
 	}
 	if t.stores && t.entry.Succeeded() {
-		// With many requests that end together, the events may all have arrived before.
+		// If any batch came since the decision, its events may be this request's: the feed is alive.
 		t.endpoint.Member.Finished(t.slot, t.endpoint.Target, t.endpoint.Counters.Batches.Load() == t.batches)
 	}
 }

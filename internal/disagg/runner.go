@@ -114,7 +114,7 @@ func (r *Runner) run(ctx context.Context, c *Call) (res Result, err error) {
 	}
 	leg.Edits = append(leg.Edits, c.Edits...)
 	if !r.Protocol.AtOnce {
-		ctx = asking // a concurrent leg has the time that decode has
+		ctx = asking // where the legs run concurrently, ctx bounds both
 	}
 	body, err := leg.Body(ctx, x.Request)
 	if err != nil && ctx.Err() != nil {

@@ -145,7 +145,8 @@ func (s *Sender) Send(ctx context.Context, l *sending, c *charge, seen io.Writer
 	return s.ask(req, l.address, true, maxAnswer, c, seen)
 }
 
-// prefillURL is the URL of all requests to the listener. It ignores the host, so that all of them share its connections.
+// prefillURL is the URL of all requests to the listener: Envoy does not route them by host, and with one host for all
+// workers they share connections.
 const prefillURL = "http://prefill"
 
 // ask sends a request for prefillURL to an address, with listener through Envoy's if there is one, and returns the body

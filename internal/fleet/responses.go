@@ -30,7 +30,7 @@ const (
 // Responses makes and reads the ids of answers. It is safe for concurrent use.
 type Responses struct{ aead cipher.AEAD }
 
-// NewResponses returns the ids of all replicas with a key.
+// NewResponses returns Responses that can read the ids of every replica with the same key.
 func NewResponses(key kvindex.Key) (*Responses, error) {
 	secret := Derived(key, "responses")
 	block, err := aes.NewCipher(secret[:])

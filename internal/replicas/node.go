@@ -299,7 +299,7 @@ func (n *Node) publish(o *Out, since int64) {
 	case o.Build != nil:
 		select {
 		case n.answers <- *o:
-		default: // the asker asks again
+		default: // the replica will request it again
 		}
 	case o.To != "":
 		n.put(n.requests(o.To), n.parts(n.id), o.Message)

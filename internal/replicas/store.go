@@ -178,7 +178,7 @@ func (s *store) open(ctx context.Context, conn *nats.Conn) (err error) {
 		return err
 	}
 	info := stream.CachedInfo()
-	// A bucket that is full drops what was written first. KeyValueConfig's would refuse new bindings.
+	// A full bucket drops its oldest entries. KeyValueConfig cannot say so: its buckets refuse new entries.
 	info.Config.Discard = jetstream.DiscardOld
 	if _, err = s.js.UpdateStream(ctx, info.Config); err != nil {
 		return err
@@ -199,7 +199,7 @@ func (s *store) serve() (*nats.Conn, error) {
 	}
 	s.server.SetLoggerV2(storeLog{natsLog{s.log}}, false, false, false)
 	s.server.Start()
-	// For the bucket and for JetStream's own records.
+	// 16 MiB more than the bucket holds, for JetStream's own records.
 	limit := int64(s.fleet.Persist.MaxBytes) + 16<<20
 	if err := s.server.EnableJetStream(&server.JetStreamConfig{StoreDir: folder, MaxMemory: 1 << 20, MaxStore: limit}); err != nil {
 		return nil, fmt.Errorf("folder %s: %w", folder, err)

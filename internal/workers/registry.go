@@ -393,7 +393,7 @@ const slots = 10
 
 var started = time.Now()
 
-// turns is a timer for each time that is a multiple of the interval, plus the slot, since started.
+// turns is a timer for the times since started that are a multiple of every plus phase: workers are checked in turn.
 type turns struct {
 	*time.Timer
 
@@ -414,7 +414,7 @@ func (t turns) next() {
 	}
 }
 
-// until is the time from now to the next turn, more than 0.
+// until is the time from now to the next turn to check, more than 0.
 func (t turns) until(now time.Duration) time.Duration {
 	return t.every - (now+t.every-t.phase)%t.every
 }

@@ -85,7 +85,7 @@ func (a *applier) do(actions []Action) {
 	}
 }
 
-// reported are the targets whose state and warnings the sink gets: those of events so far, or the base before any event.
+// reported are the targets whose state and warnings the sink gets: those that batches have named so far, or else base.
 func (a *applier) reported() []kvindex.Target {
 	if len(a.targets) == 0 {
 		return []kvindex.Target{a.base()}

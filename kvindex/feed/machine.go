@@ -333,8 +333,8 @@ func (m *Machine) ReplayEnd(epoch uint64, ok bool) []Action {
 	return m.out
 }
 
-// Finished reports that a request has finished on one of the feed's targets which should have
-// stored at least one new block there, without an event since it was decided.
+// Finished reports a finished request that should have stored at least one new block on a target of the
+// feed, although no event has arrived since it was decided.
 func (m *Machine) Finished() []Action {
 	m.begin()
 	if m.warned || m.replaying || m.state == Stale {
