@@ -20,7 +20,7 @@ import (
 
 const (
 	maxList = 16 << 20 // bytes of the answer that lists a repository
-	// answerIn bounds the list, and the wait for the begin of a file.
+	// answerIn bounds the time for the list, and the time until the first byte of a file.
 	answerIn = 15 * time.Second
 )
 

@@ -82,7 +82,7 @@ type job struct {
 	// reserved.
 	pinned  []*block
 	private int
-	// finish is the number of the rank's decode step that ends it, admitted that of its admission.
+	// admitted and finish are the numbers of the rank's decode steps in which the request was admitted and ends.
 	finish, admitted int
 }
 

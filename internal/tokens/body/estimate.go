@@ -9,8 +9,8 @@ const maxEstimated = 256 << 10
 // audioToken is the bytes of a recording for each token: a second has 16 to 32 KB, and Whisper makes 50 tokens of it.
 const audioToken = 512
 
-// EstimateTokens estimates the prompt tokens of a request that is not read, by the bytes of its body: of audio, JSON is a text to be
-// spoken, other bodies are recordings.
+// EstimateTokens estimates the prompt tokens of a request by the length of its unparsed body. For Audio a JSON body is a text to
+// be spoken, any other body a recording.
 func (a API) EstimateTokens(raw []byte) int64 {
 	if a == Audio && len(raw) > 0 && raw[0] != '{' {
 		return int64(len(raw) / audioToken)

@@ -283,8 +283,8 @@ type blankRuns struct {
 	ids   map[int]uint32 // by size
 }
 
-// blankRuns takes the tokens of several U+2581 out of the order of merges if they have one score.
-// No other pieces may have one score.
+// blankRuns returns the tokens of several U+2581 if they share a score; their order of merges is
+// then not that of other tokens. No other pieces may share a score.
 func (m *spmModel) blankRuns(list *tokenList) (*blankRuns, error) {
 	b := &blankRuns{one: maxID, sizes: map[uint32]int{}, ids: map[int]uint32{}}
 	score := func(i int) float32 { return m.pieces[list.order[i]].score }

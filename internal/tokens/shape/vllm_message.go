@@ -359,7 +359,7 @@ func (s *vllmShape) flat(front, texts []string, before int) jinja.Value {
 	return join(append(front, texts...), "\n")
 }
 
-// before appends what precedes a message's texts for a medium whose place they do not name.
+// before appends to front the placeholder of a medium that vLLM puts before a message's texts, if they contain none.
 func (s *vllmShape) before(front []string, part jinja.Value, flatten bool) []string {
 	if own := s.p.images.front(); own != "" && !flatten && !s.p.isCut() && s.p.images.add(part) {
 		return append(front, own)
