@@ -346,7 +346,8 @@ func (x *Index) removePlain(s Slot, t Tier, p place) {
 }
 
 // forgetHeld removes the record of how the slot's aliases held a segment's blocks; eviction
-// calls it before it removes the runs. The units stay, because the engine has not removed them.
+// calls it before it removes the runs. The aliases' units
+// stay, because the engine has not removed these holdings.
 func (x *Index) forgetHeld(s Slot, g segment) {
 	a := x.slots[s].aliases
 	if a == nil {

@@ -28,7 +28,7 @@ type State struct {
 	Judged        time.Duration                `json:"judged,omitempty"`
 	JudgeNext     bool                         `json:"judge_next,omitempty"`
 	Others        others                       `json:"others,omitzero"`
-	// Begun is the query's conversation if it is a live program, of BegunModel.
+	// Begun is the query's conversation if it is a live program (see program), and BegunModel its model.
 	Begun      Key    `json:"begun,omitzero"`
 	BegunModel string `json:"begun_model,omitempty"`
 }

@@ -101,7 +101,7 @@ func (d *decision) at(slot kvindex.Slot) *candidate {
 	return nil
 }
 
-// aside reports whether a home that is not a candidate is only busy or suspect.
+// aside reports whether a conversation's home, which is not a candidate, is only busy or suspect: the binding stays then.
 func (d *decision) aside(home kvindex.Slot) bool {
 	reason, t := d.reasonAt(home), &d.r.targets[home]
 	return reason.busy() || reason == eligible && t.health.avoided(d.now, d.out.key) && (d.req.policy.Sticky.Mode == StickyTarget ||

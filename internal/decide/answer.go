@@ -96,7 +96,7 @@ func (j *job) answer(err error) extproc.Decision {
 		Message: "no worker can serve this request at the moment"}))
 }
 
-// tooMany tells the client to try again after a time, with which the message ends.
+// tooMany is the answer 429. after is when to try again: the header retry-after, and the end of the message.
 func (j *job) tooMany(details, message string, after time.Duration) *extproc.Reject {
 	seconds := strconv.Itoa(int(after.Round(time.Second).Seconds()))
 	r := rejection(j.api, details, body.Failure{Status: http.StatusTooManyRequests, Message: message + seconds + " s"})

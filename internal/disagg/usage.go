@@ -130,7 +130,8 @@ type LegUsage struct {
 // NewLegUsage returns the usage of a leg that has not ended.
 func NewLegUsage() *LegUsage { return &LegUsage{ended: make(chan struct{})} }
 
-// Keep takes what the leg has reported, nil if it failed. It must be called once.
+// Keep records the usage that the leg's answer has reported, nil if the leg failed, and lets Wait return. It must be
+// called once.
 func (u *LegUsage) Keep(usage *Usage) {
 	if u == nil {
 		return

@@ -44,7 +44,7 @@ type FlowClass struct {
 	Tokens   int64  `json:"tokens"`
 }
 
-// FlowPool is the targets of a model. Saturation is 0 to 1; Drain is how long they
+// FlowPool sums up the targets of a model. Saturation is their mean, 0 to 1; Drain is how long the targets
 // need to compute all queued and waiting prompts.
 type FlowPool struct {
 	Model      string        `json:"model"`
