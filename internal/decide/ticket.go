@@ -86,12 +86,13 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 	if status/100 == 2 {
 		t.expects.count(t.endpoint.Counters)
 	}
-	if status >= 500 {
-		t.d.book(t.d.now(), func(r *routing.Router, _ time.Duration) { r.Failed(t.reservation) })
-	}
-	if status/100 == 4 {
-		t.d.book(t.d.now(), func(r *routing.Router, _ time.Duration) { r.Refused(t.reservation) })
-		t.d.fleet.Withdraw(t.credit) // refused: nothing was computed
+	if status >= 400 {
+		ended := (*routing.Router).Refused
+		if status >= 500 {
+			ended = (*routing.Router).Failed
+		}
+		t.d.book(t.d.now(), func(r *routing.Router, _ time.Duration) { ended(r, t.reservation) })
+		t.d.fleet.Withdraw(t.credit) // events tell of what was computed nevertheless
 	}
 	if status == 502 || status == 503 || status == 504 {
 		// Envoy's own answer when the connection failed, or an engine that fails.
