@@ -61,6 +61,13 @@ func (d deepseekV32) fails(reason string) error {
 	return &Refusal{Status: 400, Reason: reason}
 }
 
+func (d deepseekV32) thought(msg *jinja.Dict) string {
+	if d.sglang {
+		return text(msg, "reasoning_content")
+	}
+	return thought(msg)
+}
+
 // message appends message i. of is the index of the last message before it whose role is not tool,
 // -1 if there is none: the calls that a tool's message answers are in that one.
 func (d deepseekV32) message(dst []byte, c *Chat, messages []jinja.Value, i, of, last int, thinking bool) ([]byte, error) {
@@ -121,10 +128,7 @@ func (d deepseekV32) message(dst []byte, c *Chat, messages []jinja.Value, i, of,
 	case "assistant":
 		calls, _ := member(msg, "tool_calls").AsList()
 		if thinking && i > last {
-			said := thought(msg)
-			if d.sglang {
-				said = text(msg, "reasoning_content")
-			}
+			said := d.thought(msg)
 			if said == "" && len(calls) == 0 {
 				return dst, refuse("ThinkingMode: thinking, invalid message without reasoning/tool_calls after last user message")
 			}
