@@ -1,5 +1,4 @@
-// Package envoy generates Envoy's bootstrap for the standalone shape, and serves the
-// workers' endpoints over xDS.
+// Package envoy generates Envoy's bootstrap for the standalone shape, and serves the workers' endpoints over xDS.
 package envoy
 
 import (
@@ -109,8 +108,7 @@ func values(c *config.Config) vars {
 		"ModeOverride":   c.Disagg.Usage == config.UsageOfPrefill,
 		"Paths":          pathPattern(e.Paths),
 		"StripHeaders":   strings.Join(removals, ", "),
-		// With a retry policy behind a full-duplex filter Envoy 1.40 sends a body that ends
-		// with trailers twice.
+		// With a retry policy behind a full-duplex filter Envoy 1.40 sends a body that ends with trailers twice.
 		"Retries":      e.RequestBody != BodyFullDuplex,
 		"Admin":        addressYAML(e.Admin),
 		"Ingress":      addressYAML(e.Ingress),
@@ -128,8 +126,7 @@ func values(c *config.Config) vars {
 	}
 	clusters := []vars{{"Name": Cluster, "FailClosed": e.FailClosed}}
 	if e.Prefill != "" {
-		// A prefill leg without a usable pick must fail: at any other worker its result
-		// would be useless.
+		// A prefill leg without a usable pick must fail: at any other worker its result would be useless.
 		clusters = append(clusters, vars{"Name": "prefill_servers", "FailClosed": true})
 	}
 	v["Clusters"] = clusters

@@ -40,9 +40,8 @@ func Find(path string) (string, error) {
 	return found, nil
 }
 
-// Start writes the bootstrap of c into dir, runs binary with it and waits until it is
-// ready. Envoy's log goes to dir/envoy.log. concurrency is the number of worker threads, 0
-// for one per core.
+// Start writes the bootstrap of c into dir, runs binary with it and waits until it is ready. Envoy's log goes to
+// dir/envoy.log. concurrency is the number of worker threads, 0 for one per core.
 func Start(ctx context.Context, binary, dir string, c *config.Config, concurrency int) (*Process, error) {
 	text, err := Bootstrap(c)
 	if err != nil {
@@ -55,8 +54,7 @@ func Start(ctx context.Context, binary, dir string, c *config.Config, concurrenc
 	return Run(ctx, binary, dir, file, c.Envoy.Admin, concurrency)
 }
 
-// Run is like Start for an existing bootstrap file; admin is the address of its admin
-// listener.
+// Run is like Start for an existing bootstrap file; admin is the address of its admin listener.
 func Run(ctx context.Context, binary, dir, file, admin string, concurrency int) (*Process, error) {
 	p := &Process{admin: admin, log: filepath.Join(dir, "envoy.log"), done: make(chan struct{})}
 	log, err := os.Create(p.log)

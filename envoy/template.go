@@ -9,9 +9,8 @@ import (
 // vars are the values of a template: texts, truths, and lists for range.
 type vars map[string]any
 
-// render executes the subset of Go's template language that the bootstrap uses, because the
-// chart needs the same file: {{.Name}}, {{$.Name}}, if, else and range; anything else is an
-// error.
+// render executes the subset of Go's template language that the bootstrap uses, because the chart needs the same file:
+// {{.Name}}, {{$.Name}}, if, else and range; anything else is an error.
 //
 // text/template would work, but it looks up methods by name, which makes the linker keep
 // every exported method of every type: 6 MB of kvlane.

@@ -128,9 +128,8 @@ func (x *XDS) state() (version uint64, resource *anypb.Any, changed <-chan struc
 	return x.version, x.current, x.changed
 }
 
-// StreamAggregatedResources implements ADS: an Envoy that subscribed to endpoints gets each
-// version once. ACK and NACK have no effect: there is one resource, and a refused one can
-// only be replaced by a newer version.
+// StreamAggregatedResources implements ADS: an Envoy that subscribed to endpoints gets each version once. ACK and NACK
+// have no effect: there is one resource, and a refused one can only be replaced by a newer version.
 func (x *XDS) StreamAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 	asked := make(chan struct{}, 1)
 	ended := make(chan struct{})

@@ -48,7 +48,7 @@ func TestAdviceForPluginsOfTheGuides(t *testing.T) {
 		if !strings.HasPrefix(got, want) || guide.also == "" && got != want || !strings.Contains(got, guide.also) {
 			t.Errorf("%s: got %q, want %q and %q", name, got, want, guide.also)
 		}
-		working := "models: [{name: m, tokenizer: \"builtin:qwen3\"}]\nworkers: {kubernetes: {pool: p}}\nenvoy: {first_token: true}\n" + strings.ReplaceAll(guide.want, "; ", "\n")
+		working := "models: [{name: m, tokenizer: \"builtin:qwen3\"}]\nworkers: {kubernetes: {pools: [p]}}\nenvoy: {first_token: true}\n" + strings.ReplaceAll(guide.want, "; ", "\n")
 		if _, err := config.Parse("kvlane.yaml", []byte(working)); err != nil {
 			t.Errorf("%s: the advice is no configuration: %v", name, err)
 		}

@@ -446,8 +446,7 @@ func (d *demo) checkPD(ctx context.Context) error {
 	return nil
 }
 
-// check plays two turns of two conversations and compares the usage that the engines report
-// with Kvlane's prediction.
+// check plays two turns of two conversations and compares the usage that the engines report with Kvlane's prediction.
 func (d *demo) check(ctx context.Context) error {
 	if d.pd {
 		return d.checkPD(ctx)

@@ -94,8 +94,7 @@ func adminURL(address string) string {
 	return strings.TrimRight(address, "/")
 }
 
-// rerunDecision runs a recorded decision again: the same state and request give the same
-// decision.
+// rerunDecision runs a recorded decision again: the same state and request give the same decision.
 func rerunDecision(io streams, file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {

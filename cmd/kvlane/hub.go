@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/hub"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
@@ -72,13 +73,15 @@ func checkLock(m config.Model, s *hub.Snapshot) error {
 }
 
 // awaitTokenizer is openTokenizer for the service: it retries until ctx ends, unless the error cannot go away by itself.
-func awaitTokenizer(ctx context.Context, m config.Model, log zerolog.Logger) (fs.FS, error) {
+func awaitTokenizer(ctx context.Context, m config.Model, waits *loading, log zerolog.Logger) (fs.FS, error) {
 	if !strings.HasPrefix(m.Tokenizer, hub.Prefix) {
 		return models.Open(m.Tokenizer)
 	}
 	defer during(log, "fetching tokenizer "+m.Tokenizer)()
+	cache := hub.FromEnvironment()
+	waits.Store(m.Name, fmt.Sprintf("model %s: tokenizer %s is being fetched from %s (HF_ENDPOINT)", m.Name, m.Tokenizer, cache.Endpoint))
 	for wait := time.Second; ; wait = min(2*wait, 15*time.Second) {
-		s, err := openHub(ctx, hub.FromEnvironment(), m.Tokenizer)
+		s, err := openHub(ctx, cache, m.Tokenizer)
 		if err == nil {
 			if s.Stale != nil {
 				log.Warn().Str("model", m.Name).Str("commit", s.Commit).Err(s.Stale).Msg("the model hub did not answer: the tokenizer is the last one downloaded")
@@ -91,6 +94,7 @@ func awaitTokenizer(ctx context.Context, m config.Model, log zerolog.Logger) (fs
 			return nil, err
 		}
 		log.Warn().Str("model", m.Name).Err(err).Dur("retry_in_ms", wait).Msg("the model hub did not answer")
+		waits.Store(m.Name, fmt.Sprintf("model %s: the model hub did not answer: %s; it is asked again within %s", m.Name, observe.ClipTo(err.Error(), observe.MaxText), wait))
 		select {
 		case <-ctx.Done():
 			return nil, err

@@ -159,7 +159,7 @@ func TestServeAwaitsTheModelHub(t *testing.T) {
 	load := func(ctx context.Context, lock string) (bool, error) {
 		c := config.Default()
 		c.Models = []config.Model{{Name: "m", Tokenizer: "hf:Org/Model", TokenizerLock: lock, Engine: "vllm"}}
-		list, err := loadModels(ctx, &c, nil, observe.New("test"), zerolog.New(&log))
+		list, err := loadModels(ctx, &c, nil, &loading{}, observe.New("test"), zerolog.New(&log))
 		return err == nil && list[0].Tokens != nil, err
 	}
 	// The remedy is in the log.
@@ -355,4 +355,24 @@ func asksAgain(t *testing.T, changed bool, later int32) {
 	if now := requests.Load(); now != asked {
 		t.Errorf("got %d more requests to a hub that has answered, want none", now-asked)
 	}
+}
+
+// While a hub is away at the start, the admin port says which model waits for what; /healthz answers, nothing else does.
+func TestTheAdminPortSaysWhatIsBeingLoaded(t *testing.T) {
+	status, _ := hubOf(t, qwen3(t))
+	status.Store(503)
+	s := servedUntil(t, "models: [{name: m, tokenizer: \"hf:Org/Model\"}]\n", "loading tokenizer")
+	admin := "http://" + s.admin
+	until(t, admin+"/readyz", func(code int, body string) bool {
+		return code == http.StatusServiceUnavailable && strings.HasPrefix(body, "tokenizers are being loaded\nwarning: model m: the model hub did not answer: hf:Org/Model@main: ") &&
+			strings.Contains(body, "503 Service Unavailable: make http://127.0.0.1:") && strings.Contains(body, "; it is asked again within ")
+	})
+	if code, body := page(t, admin+"/healthz"); code != http.StatusOK || body != "ok\n" {
+		t.Errorf("/healthz: got %d %s, want ok", code, body)
+	}
+	if code, out, errs := kvlane("", "status", "--admin", admin); code != 1 || out != "" || !strings.Contains(errs, "model m: the model hub did not answer") {
+		t.Errorf("status: got code %d, %s%s, want what is waited for", code, out, errs)
+	}
+	status.Store(0)
+	until(t, admin+"/readyz", func(code int, body string) bool { return code == http.StatusOK && body == "ok\n"+noWorkers })
 }

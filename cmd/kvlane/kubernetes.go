@@ -111,6 +111,14 @@ func (k *kubernetes) missing() []string {
 	return k.source.Load().Missing()
 }
 
+// failing returns what cannot be listed or watched, and why. k may be nil.
+func (k *kubernetes) failing() []string {
+	if k == nil || k.source.Load() == nil {
+		return nil
+	}
+	return k.source.Load().Failing()
+}
+
 // collect emits metrics of the pools.
 func (k *kubernetes) collect(emit observe.Emit) {
 	if len(k.options.Kubernetes.Objectives) > 0 {
@@ -206,7 +214,7 @@ func (p *portFlag) Set(text string) error {
 func kubernetesFlags(f *flag.FlagSet) *poolFlags {
 	k := &poolFlags{}
 	f.BoolVar(&k.conformance, "conformance", false, "obey test-epp-endpoint-selection and answer with x-conformance-test-served-endpoint: for conformance tests only")
-	f.StringVar(&k.pool, "pool-name", "", "`InferencePool` instead of workers.kubernetes.pool")
+	f.StringVar(&k.pool, "pool-name", "", "`InferencePool` instead of workers.kubernetes.pools")
 	f.StringVar(&k.namespace, "pool-namespace", "", "`namespace` instead of workers.kubernetes.namespace")
 	f.Var((*portFlag)(&k.port), "grpc-port", "`port` instead of that of listen.address")
 	f.Var((*portFlag)(&k.health), "grpc-health-port", "`port` instead of that of listen.health")
@@ -275,13 +283,13 @@ func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Probl
 	s := c.Workers.Kubernetes
 	if k.pool != "" {
 		// The ports belong to the selector.
-		s.Pool, s.Pools, s.Selector, s.LabelSelector, s.Ports = k.pool, nil, nil, "", nil
+		s.Pools, s.Selector, s.LabelSelector, s.Ports = []string{k.pool}, nil, "", nil
 	}
 	if k.selector != "" {
 		if k.pool != "" || len(k.ports) == 0 {
 			return nil, nil, usageError{"--endpoint-selector needs --endpoint-target-ports, and is not for --pool-name"}
 		}
-		s.Pool, s.Pools, s.Selector, s.LabelSelector, s.Ports = "", nil, nil, k.selector, k.ports
+		s.Pools, s.Selector, s.LabelSelector, s.Ports = nil, nil, k.selector, k.ports
 	}
 	if k.namespace != "" {
 		if c.Workers.Kubernetes == nil {
@@ -309,7 +317,7 @@ func (k *poolFlags) check(c *config.Config, file string) error {
 	if k.pool == "" && k.namespace == "" && k.selector == "" {
 		return nil
 	}
-	flags := map[string]string{"pool": "--pool-name", "namespace": "--pool-namespace", "label_selector": "--endpoint-selector", "ports": "--endpoint-target-ports"}
+	flags := map[string]string{"pools[0]": "--pool-name", "namespace": "--pool-namespace", "label_selector": "--endpoint-selector", "ports": "--endpoint-target-ports"}
 	var problems []string
 	for _, p := range c.Workers.Kubernetes.Problems() {
 		if flag := flags[p.Path]; flag != "" {

@@ -174,7 +174,7 @@ func TestFlagsOfOtherEndpointPickers(t *testing.T) {
 			want.listen = net.JoinHostPort(k.bind, "9002")
 		}
 		s := c.Workers.Kubernetes
-		if c.Listen.Address != want.listen || c.Listen.Health != want.health || c.Admin.Address != want.admin || s.Pool != want.pool || c.Listen.CertFile != want.cert || (c.Listen.MinTLS == "VersionTLS13") != strings.Contains(text, "VersionTLS13") ||
+		if c.Listen.Address != want.listen || c.Listen.Health != want.health || c.Admin.Address != want.admin || strings.Join(s.Pools, "") != want.pool || c.Listen.CertFile != want.cert || (c.Listen.MinTLS == "VersionTLS13") != strings.Contains(text, "VersionTLS13") ||
 			len(s.Selector) > 0 || s.LabelSelector != want.selector || !slices.Equal(s.Ports, want.ports) || len(k.ignored) != want.ignored {
 			t.Errorf("%s: got %+v, %+v, %+v, ignored %q, want %+v", text, c.Listen, c.Admin, s, k.ignored, want)
 		}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -25,7 +26,7 @@ import (
 // loadModels loads the tokenizers of the configuration. If old is not nil, it has the models as they were loaded before, and only
 // those whose hub did not answer are loaded. A tokenizer that cannot be reproduced exactly, or whose hub does not answer within
 // hubPatience, is left out and the reason logged: its model is routed by load. A folder that cannot be read is an error.
-func loadModels(ctx context.Context, c *config.Config, old []*fleet.Model, metrics *observe.Metrics, log zerolog.Logger) ([]*fleet.Model, error) {
+func loadModels(ctx context.Context, c *config.Config, old []*fleet.Model, waits *loading, metrics *observe.Metrics, log zerolog.Logger) ([]*fleet.Model, error) {
 	ctx, cancel := context.WithTimeout(ctx, hubPatience)
 	defer cancel()
 	list := make([]*fleet.Model, 0, len(c.Models))
@@ -34,7 +35,7 @@ func loadModels(ctx context.Context, c *config.Config, old []*fleet.Model, metri
 			list = append(list, old[i])
 			continue
 		}
-		s, err := newModel(ctx, c.Models[i], metrics, log)
+		s, err := newModel(ctx, c.Models[i], waits, metrics, log)
 		switch {
 		case err == nil:
 		case errors.Is(ctx.Err(), context.Canceled):
@@ -65,8 +66,18 @@ func refuse(c *config.Config, i int, s *fleet.Model, err error, log zerolog.Logg
 	log.Error().Str("model", s.Config.Name).Str("error", s.Refused).Msg("tokenizer refused: " + instead)
 }
 
+// loading has, by model, what its tokenizer waits for. It is safe for concurrent use.
+type loading struct{ sync.Map }
+
+func (l *loading) warnings() (list []observe.Warning) {
+	for _, text := range l.Range {
+		list = append(list, observe.Warning{Reason: "loading", Text: text.(string)}) //nolint:forcetypeassert // only these are stored
+	}
+	return list
+}
+
 // newModel loads a model. With an error of its tokenizer or template it returns the model without them.
-func newModel(ctx context.Context, m config.Model, metrics *observe.Metrics, log zerolog.Logger) (*fleet.Model, error) {
+func newModel(ctx context.Context, m config.Model, waits *loading, metrics *observe.Metrics, log zerolog.Logger) (*fleet.Model, error) {
 	engine, _ := shape.ParseEngine(m.Engine) // checked with the configuration
 	s := &fleet.Model{Config: m, Engine: engine}
 	if m.Check.Renderer != "" {
@@ -78,8 +89,10 @@ func newModel(ctx context.Context, m config.Model, metrics *observe.Metrics, log
 		return s, nil
 	}
 	log.Info().Str("model", m.Name).Str("tokenizer", m.Tokenizer).Msg("loading tokenizer")
+	waits.Store(m.Name, fmt.Sprintf("model %s: tokenizer %s is being loaded", m.Name, m.Tokenizer))
+	defer waits.Delete(m.Name)
 	begin := time.Now()
-	files, err := awaitTokenizer(ctx, m, log)
+	files, err := awaitTokenizer(ctx, m, waits, log)
 	if err == nil {
 		s.Tokens, err = loadModel(m, files)
 	}
@@ -108,7 +121,7 @@ func (s *service) reloadModels(ctx context.Context, c *config.Config, keys []str
 			list[i] = s.models[at]
 			continue
 		}
-		m, err := newModel(ctx, c.Models[i], s.metrics, s.log)
+		m, err := newModel(ctx, c.Models[i], &s.loading, s.metrics, s.log)
 		if err != nil {
 			why := partProblem(c, i, err)
 			if s.waits = hubAway(err); s.waits {

@@ -54,7 +54,7 @@ func (s *service) keepCurrent(ctx context.Context, a *serveFlags, watch *config.
 			if c, list := s.config.Load(), s.models; away(list) {
 				retry.Stop() // until they are loaded
 				go func() {
-					if more, err := loadModels(ctx, c, list, s.metrics, s.log); err == nil {
+					if more, err := loadModels(ctx, c, list, &s.loading, s.metrics, s.log); err == nil {
 						list = more
 					}
 					loaded <- func() { s.take(c, list) }

@@ -119,7 +119,8 @@ type service struct {
 	events   *grpc.Server // nil without a port of its own
 	probe    *grpc.Server
 	http     *http.Server
-	debug    *http.ServeMux
+	debug    atomic.Pointer[http.ServeMux] // nil until models are loaded
+	loading  loading
 	admin    net.Listener
 	config   atomic.Pointer[config.Config]
 	rejected atomic.Pointer[error] // why the last reload failed, nil if it did not
@@ -136,33 +137,39 @@ type service struct {
 	wg         sync.WaitGroup
 }
 
-// startService opens the sockets and starts all parts; close ends them. around, if not nil,
-// wraps the request handler.
-func startService(ctx context.Context, c *config.Config, log zerolog.Logger, around func(*service, extproc.Handler) extproc.Handler) (*service, error) {
+// startService opens the sockets and starts all parts; close ends them. around, if not nil, wraps the request handler.
+func startService(ctx context.Context, c *config.Config, log zerolog.Logger, around func(*service, extproc.Handler) extproc.Handler) (_ *service, err error) {
 	if found := c.Unstartable(); len(found) > 0 { // before tokenizers are loaded, which can take minutes
 		return nil, found
 	}
 	metrics := observe.New(version)
-	served, err := loadModels(ctx, c, nil, metrics, log)
-	if err != nil {
-		return nil, err
-	}
-	debug.FreeOSMemory() // memory used to read the tokenizers' files
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s := &service{log: log, metrics: metrics, models: served, started: time.Now(), failed: make(chan error, 4), stop: stop}
+	s := &service{log: log, metrics: metrics, failed: make(chan error, 4), stop: stop}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
 	s.config.Store(c)
 	s.generation.Store(1)
+	if err := s.openAdmin(c); err != nil {
+		return nil, err
+	}
+	if s.models, err = loadModels(ctx, c, nil, &s.loading, metrics, log); err != nil {
+		return nil, err
+	}
+	s.started = time.Now()
+	debug.FreeOSMemory() // memory used to read the tokenizers' files
 	metrics.Collect(func(emit observe.Emit) {
 		emit("config_generation", "Configurations taken since the start, the first included.", float64(s.generation.Load()))
 		emit("config_rejected", "1 while the configuration on disk is rejected and an earlier one runs.", observe.Gauge(s.rejected.Load() != nil))
 	})
 	if s.tracer, err = observe.NewTracer(ctx, version, log); err != nil {
-		stop()
 		return nil, err
 	}
 	xds := envoy.NewXDS()
 	s.decider, err = decide.New(decide.Options{
-		Config: c, Models: served, Metrics: metrics, Tracer: s.tracer, Log: log,
+		Config: c, Models: s.models, Metrics: metrics, Tracer: s.tracer, Log: log,
 		OnEndpoints: func(serve, prefill []string) {
 			if err := xds.Set(envoy.Endpoints{Serve: serve, Spare: prefill}); err != nil {
 				log.Error().Err(err).Msg("endpoints left out of Envoy's list")
@@ -171,8 +178,6 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 		OnSuspect: func(worker string) { s.registry.Suspect(worker) },
 	})
 	if err != nil {
-		stop()
-		s.tracer.Close()
 		return nil, err
 	}
 	s.registry = workers.New(workers.Options{
@@ -184,7 +189,6 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	var handler extproc.Handler = s.decider
 	if c.Workers.Kubernetes != nil {
 		if s.kube, err = newKubernetes(c, log); err != nil {
-			s.close()
 			return nil, err
 		}
 		handler = s.kube.gate(handler, metrics)
@@ -193,27 +197,23 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	if around != nil {
 		handler = around(s, handler)
 	}
-	if err := s.listenAdmin(c, handler, metrics); err != nil {
-		s.close()
+	if err := s.openPages(c, handler, metrics); err != nil {
 		return nil, err
 	}
 	if c.Fleet.Mode != config.FleetOff {
 		s.replicas, err = replicas.Start(ctx, replicas.Options{Config: &c.Fleet, Update: s.decider.Update, Log: log, Delay: metrics.ReplicasDelay})
 		if err != nil {
-			s.close()
 			return nil, err
 		}
 		metrics.Collect(s.replicas.Collect)
-		s.debug.Handle("GET /debug/replicas", readable(c.Admin.TokenFile, s.replicas))
+		s.debug.Load().Handle("GET /debug/replicas", readable(c.Admin.TokenFile, s.replicas))
 	}
 	s.copyIndex(ctx, c)
 	if err := s.startSources(c); err != nil {
-		s.close()
 		return nil, err
 	}
 	s.firstLook(ctx)
 	if err := s.listen(background, c, xds); err != nil {
-		s.close()
 		return nil, err
 	}
 	if s.kube != nil {
@@ -238,9 +238,8 @@ func (s *service) startSources(c *config.Config) error {
 	return nil
 }
 
-// firstLook waits until the workers known at the start have been checked once. Until then
-// Envoy finds no socket and routes without Kvlane, which is better than refusing requests
-// because no worker has been checked yet.
+// firstLook waits until the workers known at the start have been checked once. Until then Envoy finds no socket and
+// routes without Kvlane, which is better than refusing requests because no worker has been checked yet.
 func (s *service) firstLook(ctx context.Context) {
 	until := time.NewTimer(firstLook)
 	defer until.Stop()
@@ -257,9 +256,27 @@ func (s *service) firstLook(ctx context.Context) {
 	}
 }
 
-// listenAdmin creates the servers and opens the admin port with what works from the start:
-// probes, metrics and debug pages.
-func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics *observe.Metrics) error {
+// openAdmin opens the admin port, which says why tokenizers are not loaded yet. All else is there with openPages.
+func (s *service) openAdmin(c *config.Config) (err error) {
+	if s.admin, err = net.Listen("tcp", c.Admin.Address); err != nil {
+		return err
+	}
+	s.http = newAdminServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if pages := s.debug.Load(); pages != nil {
+			pages.ServeHTTP(w, r)
+		} else if r.URL.Path == "/healthz" {
+			fmt.Fprintln(w, "ok")
+		} else {
+			http.Error(w, "tokenizers are being loaded", http.StatusServiceUnavailable)
+			observe.WriteWarnings(w, s.loading.warnings())
+		}
+	}))
+	s.serve("admin", func() error { return s.http.Serve(limitAdmin(s.admin, s.log)) })
+	return nil
+}
+
+// openPages creates the servers and opens what works from the start: probes, metrics and debug pages.
+func (s *service) openPages(c *config.Config, handler extproc.Handler, metrics *observe.Metrics) error {
 	opts := extProcOptions(c, metrics)
 	opts.OnPanic = func(value any, stack []byte) {
 		s.log.Error().Str("panic", fmt.Sprint(value)).Bytes("stack", stack).Msg("panic while handling a request")
@@ -293,17 +310,7 @@ func (s *service) listenAdmin(c *config.Config, handler extproc.Handler, metrics
 		s.server.RegisterHealth(s.probe)
 		s.serve("health", func() error { return s.probe.Serve(limitAdmin(probe, s.log)) })
 	}
-	var err error
-	if s.admin, err = net.Listen("tcp", c.Admin.Address); err != nil {
-		return err
-	}
-	s.http = newAdminServer(s.adminMux(c.Admin.TokenFile, metrics))
-	s.serve("admin", func() error {
-		if err := s.http.Serve(limitAdmin(s.admin, s.log)); !errors.Is(err, http.ErrServerClosed) {
-			return err
-		}
-		return nil
-	})
+	s.debug.Store(s.adminMux(c.Admin.TokenFile, metrics))
 	return nil
 }
 
@@ -368,14 +375,14 @@ func (s *service) listen(ctx context.Context, c *config.Config, xds *envoy.XDS) 
 
 func (s *service) serve(name string, run func() error) {
 	s.wg.Go(func() {
-		if err := run(); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		if err := run(); err != nil && !errors.Is(err, grpc.ErrServerStopped) && !errors.Is(err, http.ErrServerClosed) {
 			s.failed <- fmt.Errorf("%s: %w", name, err)
 		}
 	})
 }
 
 // adminMux serves everything on the admin port.
-func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) http.Handler {
+func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, EnableOpenMetrics: true}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -387,7 +394,6 @@ func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) http.Hand
 		}
 		observe.WriteWarnings(w, s.warnings())
 	})
-	s.debug = mux
 	mux.Handle("GET /debug/config", readable(tokenFile, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		text, err := s.config.Load().Effective()
 		if err != nil {
@@ -436,13 +442,15 @@ func (s *service) warnings() (list []observe.Warning) {
 	for _, pool := range s.kube.missing() {
 		list = append(list, observe.Warning{Reason: "no_pool", Text: fmt.Sprintf("there is no InferencePool %s: requests for it are answered 503", pool)})
 	}
-	return append(list, s.decider.Fleet().Warnings()...)
+	for _, why := range s.kube.failing() {
+		list = append(list, observe.Warning{Reason: "not_watched", Text: observe.ClipTo(why, observe.MaxText)})
+	}
+	return append(append(list, s.loading.warnings()...), s.decider.Fleet().Warnings()...)
 }
 
-// notReady returns what readiness waits for, "" if nothing. In this order: a peer's index
-// was taken or given up and the socket for Envoy is open; every pool was looked up, at
-// least one exists, and the pods of existing pools are known, without a time limit; then,
-// for at most warmUp, every worker was checked once and every feed caught up.
+// notReady returns what readiness waits for, "" if nothing. In this order: a peer's index was taken or given up and the
+// socket for Envoy is open; every pool was looked up, at least one exists, and the pods of existing pools are known,
+// without a time limit; then, for at most warmUp, every worker was checked once and every feed caught up.
 func (s *service) notReady() string {
 	if !s.warm.Load() {
 		return "the index is being taken from a peer"
@@ -519,14 +527,17 @@ func (s *service) close() {
 	if s.replicas != nil {
 		s.replicas.Close()
 	}
-	s.registry.Close()
-	s.decider.Close()
+	if s.registry != nil {
+		s.registry.Close()
+	}
+	if s.decider != nil {
+		s.decider.Close()
+	}
 	s.wg.Wait()
 	s.tracer.Close()
 }
 
-// protocolMetrics connects ext_proc's hooks with the metrics. Series used by every request
-// are looked up once.
+// protocolMetrics connects ext_proc's hooks with the metrics. Series used by every request are looked up once.
 func protocolMetrics(m *observe.Metrics) extproc.Metrics {
 	var streams [extproc.NumModes]prometheus.Gauge
 	var answers [extproc.NumModes]func() prometheus.Observer // histograms only for the modes in use

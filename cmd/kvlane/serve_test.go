@@ -67,6 +67,12 @@ type serving struct {
 // served starts a serving, which ends with the test. more is the text of its file without addresses.
 func served(t *testing.T, more string) serving {
 	t.Helper()
+	return servedUntil(t, more, `"serving"`)
+}
+
+// servedUntil is served, but returns once the log has a text.
+func servedUntil(t *testing.T, more, text string) serving {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +100,7 @@ func served(t *testing.T, more string) serving {
 			t.Errorf("got exit code %d, want 0; log:\n%s", code, log)
 		}
 	})
-	for !strings.Contains(log.String(), `"serving"`) {
+	for !strings.Contains(log.String(), text) {
 		time.Sleep(time.Millisecond)
 	}
 	return serving{file, admin, log, write}

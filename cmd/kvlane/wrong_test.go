@@ -70,13 +70,14 @@ func silentRows(t *testing.T) map[string][]string {
 // silentElsewhere has the tests of the rows that TestSilentFailures has no case of, with their files.
 var silentElsewhere = map[string][2]string{
 	"no worker at all": {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
-	"a name of `workers.dns` that does not resolve, a workers file that is not valid":                     {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
-	"`admin.token_file` that does not exist":                                                              {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
-	"a certificate in `listen.cert_file` that has expired, or is not valid yet":                           {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
-	"a model without a tokenizer":                                                                         {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
-	"a tokenizer that the model hub does not have, or that cannot be loaded":                              {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
-	"a changed configuration file that is not taken":                                                      {"reload_test.go", "TestServeReloads"},
-	"vLLM 0.32 keeps few blocks of a model's sliding windows ([option](feeds.md#where-events-come-from))": {"../../kvindex/feed/decoder_test.go", "TestDecodeEngines"},
+	"a name of `workers.dns` that does not resolve, a workers file that is not valid":                         {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"an API server that refuses or does not answer, as without a role for one kind, or without InferencePool": {"../../internal/workers/kube/source_test.go", "TestWhatTheAPIServerRefusesIsSaid"},
+	"`admin.token_file` that does not exist":                                                                  {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"a certificate in `listen.cert_file` that has expired, or is not valid yet":                               {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"a model without a tokenizer":                                                                             {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
+	"a tokenizer that the model hub does not have, or that cannot be loaded":                                  {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
+	"a changed configuration file that is not taken":                                                          {"reload_test.go", "TestServeReloads"},
+	"vLLM 0.32 keeps few blocks of a model's sliding windows ([option](feeds.md#where-events-come-from))":     {"../../kvindex/feed/decoder_test.go", "TestDecodeEngines"},
 }
 
 func unquoted(text string) string {

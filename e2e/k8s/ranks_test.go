@@ -16,7 +16,7 @@ func ranksOfPorts(t *testing.T, c *cluster) {
 	const in = "ranks"
 	c.emptyNamespace(t, in)
 	c.kubectl(t, perRank(t), "apply", "-n", in, "--server-side", "-f", "-")
-	c.kubectl(t, edited(t, "istio/kvlane.yaml", image, testImage, "kubernetes: {pool: llm}", "kubernetes: {pool: llm, rank_per_port: true}"), "apply", "-n", in, "--server-side", "-f", "-")
+	c.kubectl(t, edited(t, "istio/kvlane.yaml", image, testImage, "kubernetes: {pools: [llm]}", "kubernetes: {pools: [llm], rank_per_port: true}"), "apply", "-n", in, "--server-side", "-f", "-")
 	c.apply(t, "-n", in, "-f", manifest("istio/gateway.yaml"), "-f", manifest("istio/route.yaml"))
 	c.ready(t, in, "llm", 2)
 	c.says(t, in, "there is no InferencePool "+in+"/llm")

@@ -373,7 +373,7 @@ func sidecar(t *testing.T, c *cluster) {
 // kvlaneYAML is Istio's manifest with the configuration of the test.
 func kvlaneYAML(t *testing.T, slow string) string {
 	t.Helper()
-	return edited(t, "istio/kvlane.yaml", image, testImage, "kubernetes: {pool: llm}", "kubernetes: {pools: [llm, echo]}",
+	return edited(t, "istio/kvlane.yaml", image, testImage, "kubernetes: {pools: [llm]}", "kubernetes: {pools: [llm, echo]}",
 		demoModel, demoModel+`
     - {name: slow, check: {renderer: "`+slow+`", timeout: 30s}}
     log: {decisions: true}`)

@@ -250,8 +250,7 @@ type DNS struct {
 
 // Kubernetes selects pods.
 type Kubernetes struct {
-	Pool           string            `yaml:"pool" jsonschema_description:"Name of an InferencePool v1."`
-	Pools          []string          `yaml:"pools" jsonschema_description:"Several pools in one process."`
+	Pools          []string          `yaml:"pools" jsonschema_description:"Names of InferencePools v1, one or several."`
 	Namespace      string            `yaml:"namespace" jsonschema_description:"Namespace of pool and pods; empty: the namespace that Kvlane runs in."`
 	Selector       map[string]string `yaml:"selector" jsonschema_description:"Pod labels, without an InferencePool."`
 	LabelSelector  string            `yaml:"label_selector" jsonschema_description:"Pods by a selector as kubectl takes it, such as 'app in (a, b), tier != test'; with selector both must fit."`

@@ -20,14 +20,13 @@ import (
 // renamed maps the paths of old keys, with [] for any index, to their new names in the same
 // section. Old keys are still read, with a warning. A renamed key of a worker needs an entry for
 // each section with workers; in a workers file paths begin with [].
-var renamed = map[string]string{}
+var renamed = map[string]string{"workers.kubernetes.pool": "pools"}
 
 // maxAliases bounds the YAML aliases of a file, because they may multiply its content.
 const maxAliases = 10_000
 
-// decoder decodes a parsed document into Go values. goccy's own decoder stops at the first
-// problem, truncates 1.7 to an integer, panics on lists longer than an array, and refuses
-// keys that override those of a merge key.
+// decoder decodes a parsed document into Go values. goccy's own decoder stops at the first problem, truncates 1.7 to an
+// integer, panics on lists longer than an array, and refuses keys that override those of a merge key.
 type decoder struct {
 	places
 
@@ -173,6 +172,9 @@ func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
 			d.note(at, "is now called %s: rename it", to)
 			d.at[to], at = e.place, to
 			field, rules, known = fieldByKey(v, name)
+			if one := d.resolve(e.value, to); one != nil && kindOf(one) == "value" && field.Kind() == reflect.Slice {
+				e.value = &ast.SequenceNode{Values: []ast.Node{one}} // the old key had one value
+			}
 		}
 		if known {
 			d.decode(e.value, field, at, rules)
@@ -215,8 +217,9 @@ func (d *decoder) entries(n ast.Node, path string) []entry {
 	var own, merged []entry
 	for _, m := range values {
 		if m.Key.IsMergeKey() {
-			sources := []ast.Node{m.Value}
-			if list, ok := d.resolve(m.Value, path).(*ast.SequenceNode); ok {
+			source := d.resolve(m.Value, path)
+			sources := []ast.Node{source}
+			if list, ok := source.(*ast.SequenceNode); ok {
 				sources = list.Values
 			}
 			for _, s := range sources {
@@ -301,8 +304,7 @@ var (
 	variable  = regexp.MustCompile(`^\$\{([A-Za-z_][A-Za-z0-9_]*)(:-)?(.*)\}$`)
 )
 
-// expand replaces ${NAME} and ${NAME:-default}, whose default is used if the variable is
-// unset or empty, and $$ by $.
+// expand replaces ${NAME} and ${NAME:-default}, whose default is used if the variable is unset or empty, and $$ by $.
 func expand(s string) (string, error) {
 	var err error
 	text := reference.ReplaceAllStringFunc(s, func(ref string) string {

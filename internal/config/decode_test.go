@@ -52,6 +52,8 @@ func TestWhatCannotBeDecoded(t *testing.T) {
 		"index: {key: \"a${KVLANE_TEST_NONE}\"}\n":      "k.yaml:1:14: index.key: the environment variable KVLANE_TEST_NONE is not set: set it, or write ${KVLANE_TEST_NONE:-default}",
 		"index: {key: \"${no-name}\"}\n":                `k.yaml:1:14: index.key: "${no-name}" is not like ${NAME} or ${NAME:-default}; a $ before { is written $$`,
 		"index: {key: \"${open\"}\n":                    `k.yaml:1:14: index.key: "${open" is not like ${NAME} or ${NAME:-default}; a $ before { is written $$`,
+		"listen: {<<: *x, address: \":1\"}\n":           "k.yaml:1:1: listen: *x: there is no anchor &x",
+		"index: {<<: 7}\n":                              "k.yaml:1:1: index: needs a section with keys, not a value",
 		"listen: {address: *x}\n":                       "k.yaml:1:19: listen.address: *x: there is no anchor &x",
 		"models: &m [{name: a, aliases: *m}]\n":         "k.yaml:1:14: models[0].aliases[0]: needs a value, not a section",
 		"workers: {kubernetes: &k {<<: *k, pool: p}}\n": "k.yaml:1:11: workers.kubernetes: the file has more than 10000 YAML aliases, or one that contains itself",
@@ -128,11 +130,11 @@ func TestOldNamesOfKeys(t *testing.T) {
 		"workers.health.seconds": "every",
 		"workers.pods":           "kubernetes",
 	}
-	c, d, err := parse("k.yaml", []byte("quiet: 3s\nmodels: [{name: a}, {name: b, check: {sample: 5}}]\nworkers: {health: {seconds: 7s}, pods: {pool: p}}\n"))
+	c, d, err := parse("k.yaml", []byte("quiet: 3s\nmodels: [{name: a}, {name: b, check: {sample: 5}}]\nworkers: {health: {seconds: 7s}, pods: {pools: [p]}}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Quiet.Std().String() != "3s" || c.Models[0].Check.Every != 1000 || c.Models[1].Check.Every != 5 || c.Workers.Health.Every.Std().String() != "7s" || c.Workers.Kubernetes.Pool != "p" {
+	if c.Quiet.Std().String() != "3s" || c.Models[0].Check.Every != 1000 || c.Models[1].Check.Every != 5 || c.Workers.Health.Every.Std().String() != "7s" || c.Workers.Kubernetes.Pools[0] != "p" {
 		t.Errorf("got %s, %+v, %+v, want the values of the old keys", c.Quiet.Std(), c.Models, c.Workers)
 	}
 	if w := c.Workers.Kubernetes.Worker; w.Engine != "vllm" {
@@ -149,6 +151,25 @@ k.yaml:3:34: workers.pods: is now called workers.kubernetes: rename it`
 	wantProblems(t, err, "k.yaml:1:1: quiet: is the old name of drain_quiet, which is set too: remove the old one")
 	_, err = Parse("k.yaml", []byte("quiet: soon\n"))
 	wantProblems(t, err, `k.yaml:1:8: drain_quiet: "soon" is not a duration such as 300ms, 2s or 1m30s`)
+}
+
+func TestOneOldKeyIsAListNow(t *testing.T) {
+	for text, want := range map[string]string{"pool: llm": "llm", "pool: &a llm": "llm", "pools: [a, b]": "a b"} {
+		c, d, err := parse("k.yaml", []byte("workers: {kubernetes: {"+text+"}}\n"))
+		if err != nil || strings.Join(c.Workers.Kubernetes.Pools, " ") != want {
+			t.Errorf("%s: got %v, want pools %s", text, err, want)
+		}
+		if said := d != nil && strings.Contains(d.warnings.Error(), "k.yaml:1:24: workers.kubernetes.pool: is now called workers.kubernetes.pools: rename it"); said != strings.HasPrefix(text, "pool:") {
+			t.Errorf("%s: got a warning: %t", text, said)
+		}
+	}
+	for text, want := range map[string]string{
+		"pool: a, pools: [b]": "k.yaml:1:24: workers.kubernetes.pool: is the old name of workers.kubernetes.pools, which is set too: remove the old one",
+		"pool: {a: b}":        "k.yaml:1:24: workers.kubernetes.pools: needs a list, not a section: write - before each element",
+	} {
+		_, err := Parse("k.yaml", []byte("workers: {kubernetes: {"+text+"}}\n"))
+		wantProblems(t, err, want)
+	}
 }
 
 // Each entry maps a key that no longer exists to one that does.

@@ -48,8 +48,7 @@ func (w *WorkerDisagg) receives() bool {
 	return w.ReceiverHost != "" || len(w.InitPorts) > 0 || len(w.AllocPorts) > 0
 }
 
-// disaggNeeds are a connector's required settings, and the roles of the workers that need
-// them.
+// disaggNeeds are a connector's required settings, and the roles of the workers that need them.
 var disaggNeeds = map[string]struct {
 	roles map[string]bool
 	what  string
@@ -68,8 +67,7 @@ var disaggNeeds = map[string]struct {
 		func(w *WorkerDisagg) string { return w.EngineID }},
 }
 
-// over returns the general rule overridden by the model's. Fields of both have the same
-// keys.
+// over returns the general rule overridden by the model's. Fields of both have the same keys.
 func (r *Rule) over(general *routing.Disagg) *routing.Disagg {
 	d := *general
 	for f, own := range reflect.ValueOf(r).Elem().Fields() {

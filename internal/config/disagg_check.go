@@ -9,8 +9,7 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// ConnectorEngines are the engines that speak a connector's protocol; "": any engine
-// behind llm-d's sidecar.
+// ConnectorEngines are the engines that speak a connector's protocol; "": any engine behind llm-d's sidecar.
 var ConnectorEngines = map[string]string{
 	"nixl": "vllm", "nixl-push": "vllm", "mooncake": "vllm", "p2p-nccl": "vllm", "moriio": "vllm", "moriio-write": "vllm", "lmcache": "vllm",
 	"sharedstorage": "vllm", "sglang": "sglang", "trtllm": "trtllm", "trtllm-generation-first": "trtllm", "sidecar": "",
@@ -42,8 +41,7 @@ func (c *Config) sites(listed []Worker) []sited {
 // fixed reports whether the configuration file lists all workers.
 func (c *Config) fixed() bool { return c.Workers.File == "" && c.Workers.Kubernetes == nil }
 
-// splits reports whether requests may be split: there is a connector, and some rule is
-// enabled.
+// splits reports whether requests may be split: there is a connector, and some rule is enabled.
 func (c *Config) splits() bool {
 	if c.Disagg.Connector == "" {
 		return false
@@ -92,8 +90,7 @@ func (p *rolePool) who() string {
 	return "workers of the model " + strconv.Quote(p.model)
 }
 
-// validateRoles finds pools that cannot serve anything, and engines that do not speak the
-// connector's protocol.
+// validateRoles finds pools that cannot serve anything, and engines that do not speak the connector's protocol.
 func (c *Config) validateRoles(sites []sited, bad report) {
 	c.unsplitSGLang(sites, bad)
 	if !c.splits() {
@@ -117,8 +114,7 @@ func (c *Config) validateRoles(sites []sited, bad report) {
 	}
 }
 
-// sharedIdentities finds workers that a peer could not distinguish: it would send the
-// blocks for all of them to one.
+// sharedIdentities finds workers that a peer could not distinguish: it would send the blocks for all of them to one.
 func (c *Config) sharedIdentities(sites []sited, bad report) {
 	need, ok := disaggNeeds[c.Disagg.Connector]
 	if !ok {
@@ -139,8 +135,7 @@ func (c *Config) sharedIdentities(sites []sited, bad report) {
 	}
 }
 
-// unsplitSGLang finds rules by which a decode engine of SGLang would get whole prompts,
-// which it does not compute.
+// unsplitSGLang finds rules by which a decode engine of SGLang would get whole prompts, which it does not compute.
 func (c *Config) unsplitSGLang(sites []sited, bad report) {
 	if c.Disagg.Connector != "sglang" || !slices.ContainsFunc(sites, func(s sited) bool { return s.Role == "decode" }) {
 		return

@@ -54,8 +54,7 @@ type FleetExtern struct {
 	TLS             FleetTLS `yaml:"tls" jsonschema_description:"TLS to the servers: ca_file verifies them by name (empty: the system's CAs), cert_file and key_file are this client's."`
 }
 
-// FleetTLS names PEM files. They are read again for every connection, so that they may
-// be replaced while Kvlane runs.
+// FleetTLS names PEM files. They are read again for every connection, so that they may be replaced while Kvlane runs.
 type FleetTLS struct {
 	CertFile string `yaml:"cert_file" jsonschema_description:"PEM certificate of this replica, for both ends of a connection. Read again when it changes."`
 	KeyFile  string `yaml:"key_file" jsonschema_description:"PEM key of cert_file."`

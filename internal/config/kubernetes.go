@@ -51,14 +51,11 @@ func (k *Kubernetes) validate(bad report) {
 
 // validatePods checks the keys that select the pods.
 func (k *Kubernetes) validatePods(bad report) {
-	pools := len(k.Pools)
-	if k.Pool != "" {
-		pools++
-		named(bad, "pool", k.Pool, "the name of an InferencePool", validation.IsDNS1123Subdomain(k.Pool))
+	pools, selects := len(k.Pools), len(k.Selector) > 0 || k.LabelSelector != ""
+	if pools == 0 && !selects {
+		bad("", "needs either %s or a selector", missing("pools"))
 	}
-	selects := len(k.Selector) > 0 || k.LabelSelector != ""
 	bad.each([]wrong{
-		{pools == 0 && !selects, "", "needs either pool(s) or a selector"},
 		{pools > 0 && selects, "selector", "not together with pools, which have selectors of their own; leave one out"},
 		{pools == 0 && selects && len(k.Ports) == 0, "ports", "a selector needs the HTTP ports of a pod"},
 		{pools > 0 && !selects && len(k.Ports) > 0, "ports", "only with selector: an InferencePool has targetPorts of its own; leave it out"},

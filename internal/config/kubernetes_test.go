@@ -10,8 +10,8 @@ func TestKubernetesThatCannotWork(t *testing.T) {
 	const name = "a lowercase RFC 1123"
 	for text, want := range map[string]string{
 		`pools: [""]`:                                                         `workers.kubernetes.pools[0]: "" is not the name of an InferencePool: ` + name,
-		`pool: UPPER_case`:                                                    `workers.kubernetes.pool: "UPPER_case" is not the name of an InferencePool: ` + name,
-		`pool: "a,metadata.name=b"`:                                           `workers.kubernetes.pool: "a,metadata.name=b" is not the name of an InferencePool: ` + name,
+		`pool: UPPER_case`:                                                    `workers.kubernetes.pools[0]: "UPPER_case" is not the name of an InferencePool: ` + name,
+		`pool: "a,metadata.name=b"`:                                           `workers.kubernetes.pools[0]: "a,metadata.name=b" is not the name of an InferencePool: ` + name,
 		`selector: {a: "x,y in (1)"}, ports: [1]`:                             `workers.kubernetes.selector.a: "x,y in (1)" is not the value of a label: a valid label must be`,
 		`label_selector: "a in b", ports: [1]`:                                `workers.kubernetes.label_selector: "a in b": `,
 		`label_selector: "a in (b)"`:                                          `workers.kubernetes.ports: a selector needs the HTTP ports of a pod`,
@@ -22,7 +22,7 @@ func TestKubernetesThatCannotWork(t *testing.T) {
 		`selector: {a: b}, ports: [8000, 8000]`:                               `workers.kubernetes.ports[1]: 8000 is ports[0] already`,
 		`selector: {a: b}, ports: [0]`:                                        `workers.kubernetes.ports[0]: 0 is not a port`,
 		`selector: {a: b}`:                                                    `workers.kubernetes.ports: a selector needs the HTTP ports of a pod`,
-		`namespace: n`:                                                        `workers.kubernetes: needs either pool(s) or a selector`,
+		`namespace: n`:                                                        `workers.kubernetes: needs either pools or a selector`,
 		`pool: p, selector: {a: b}, namespace: n`:                             `workers.kubernetes.selector: not together with pools, which have selectors of their own; leave one out`,
 		`pool: p, ports: [8000]`:                                              `workers.kubernetes.ports: only with selector: an InferencePool has targetPorts of its own; leave it out`,
 		`pool: p, rank_per_port: true, worker: {ranks: 4}`:                    `workers.kubernetes.worker.ranks: not with rank_per_port: the number of ranks is that of a pod's ports; leave it out`,
@@ -67,12 +67,12 @@ func TestKubernetesThatCannotWork(t *testing.T) {
 
 func TestProblemsOfASectionAreNamedWithinIt(t *testing.T) {
 	k := DefaultKubernetes()
-	k.Pool, k.Ports = "A", []int{1}
+	k.Pools, k.Ports = []string{"A"}, []int{1}
 	var got []string
 	for _, p := range k.Problems() {
 		got = append(got, p.Path)
 	}
-	if strings.Join(got, " ") != "pool ports" {
+	if strings.Join(got, " ") != "ports pools[0]" {
 		t.Errorf("problems with %q", got)
 	}
 }

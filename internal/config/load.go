@@ -51,11 +51,10 @@ func parse(file string, text []byte) (*Config, *decoder, error) {
 	return &c, d, nil
 }
 
-// Inspect is Load of a text that also reads the files that the configuration names, except
-// those of models, and warns of settings that are valid but probably a mistake. If running is not
-// nil, Kvlane is to run here now: missing files and addresses in use are errors then. running
-// returns the effective configuration of the Kvlane that serves an admin port, nil if none does or it is closed: it asks for a token.
-// With such errors Inspect returns the configuration too.
+// Inspect is Load of a text that also reads the files that the configuration names, except those of models, and warns
+// of settings that are valid but probably a mistake. If running is not nil, Kvlane is to run here now: missing files
+// and addresses in use are errors then. running returns the effective configuration of the Kvlane that serves an admin
+// port, nil if none does or it is closed: it asks for a token. With such errors Inspect returns the configuration too.
 func Inspect(file string, text []byte, running func(Admin) (text []byte, closed bool)) (c *Config, warnings []Problem, err error) {
 	c, d, err := parse(file, text)
 	if err != nil {
@@ -89,8 +88,7 @@ const hidden = "(hidden)"
 // credentials are the user and password of a URL; a password may have an @.
 var credentials = regexp.MustCompile(`://[^/\s"]+@`)
 
-// Effective returns the configuration as YAML with every key. It can be read again, except
-// that secrets are hidden.
+// Effective returns the configuration as YAML with every key. It can be read again, except that secrets are hidden.
 func (c *Config) Effective() ([]byte, error) {
 	shown := *c
 	if shown.Index.Key != "" {

@@ -49,8 +49,7 @@ func spanOf(address string, ranks int) span {
 	return span{host, first, first + max(ranks, 1) - 1}
 }
 
-// events returns the ports of an event endpoint; the zero span if it is not
-// tcp://host:port.
+// events returns the ports of an event endpoint; the zero span if it is not tcp://host:port.
 func (w *Worker) events(endpoint string) span {
 	address, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok {

@@ -103,8 +103,7 @@ type places struct {
 
 type place struct{ line, column int }
 
-// problem returns a Problem at the position of path, or of its nearest parent that is in
-// the file.
+// problem returns a Problem at the position of path, or of its nearest parent that is in the file.
 func (ps *places) problem(path, message string) Problem {
 	p := Problem{File: ps.file, Path: path, Message: message}
 	for at := path; ; at = at[:strings.LastIndexAny(at, ".[")] {

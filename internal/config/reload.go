@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// reloadable are the keys, with those below them, that change while Kvlane runs, except the
-// fixed ones: those size tables, or belong to Envoy's bootstrap too. Those of
-// tokenizing have their model loaded again.
+// reloadable are the keys, with those below them, that change while Kvlane runs, except the fixed ones: those size
+// tables, or belong to Envoy's bootstrap too. Those of tokenizing have their model loaded again.
 var (
 	reloadable = []string{"routing", "flow", "limits", "log", "explain", "slo", "models[].slo", "models[].disagg"}
 	tokenizing = []string{

@@ -19,8 +19,7 @@ import (
 // shortestEvery is the shortest interval of DNS queries.
 const shortestEvery = Duration(100 * time.Millisecond)
 
-// nameRunes are the characters allowed in a worker's name, which is part of logs, metrics
-// and headers.
+// nameRunes are the characters allowed in a worker's name, which is part of logs, metrics and headers.
 const nameRunes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/-[]%@"
 
 // servedPath are the entries of envoy.paths.
@@ -229,9 +228,8 @@ func (m *Model) validate(path string, names map[string]string, bad report) {
 // names returns all names that clients may send for a model.
 func (m *Model) names() []string { return slices.Concat([]string{m.Name}, m.Aliases, m.Adapters) }
 
-// Problems validates a worker that does not come from the file, such as a pod, by the rules
-// of workers.static. Paths are those within the worker, e.g. "events.endpoint". The address
-// is normalized.
+// Problems validates a worker that does not come from the file, such as a pod, by the rules of workers.static. Paths
+// are those within the worker, e.g. "events.endpoint". The address is normalized.
 func (w *Worker) Problems() []Problem {
 	var ps places
 	var found ProblemsError

@@ -180,9 +180,14 @@ func (c *Config) Unstartable() (found ProblemsError) {
 // machine has /proc and /sys; tests replace it.
 var machine = os.DirFS("/")
 
-// cgroupLimit is the least memory limit in bytes of the cgroups of this process, with its file; "" if there is none. Either
-// version of cgroups may be mounted. In a container the paths in /proc may be those of the host: the limit is at the root then.
-func cgroupLimit(machine fs.FS) (limit int64, file string) {
+// memoryLimit is the least of the machine's memory and the limits of the cgroups of this process, in bytes, with its file; "" if
+// none is known. Either version of cgroups may be mounted. In a container the paths in /proc may be those of the host: the limit
+// is at the root then.
+func memoryLimit(machine fs.FS) (limit int64, file string) {
+	all, _ := fs.ReadFile(machine, "proc/meminfo")
+	if n, _ := fmt.Sscanf(string(all), "MemTotal: %d kB", &limit); n == 1 {
+		limit, file = limit<<10, "/proc/meminfo"
+	}
 	groups, _ := fs.ReadFile(machine, "proc/self/cgroup") // empty without cgroups
 	for line := range strings.Lines(string(groups)) {
 		group := strings.SplitN(strings.TrimSpace(line), ":", 3)
@@ -209,8 +214,7 @@ func cgroupLimit(machine fs.FS) (limit int64, file string) {
 	return limit, file
 }
 
-// warn reports settings that are valid but probably a mistake. listed are the workers of
-// workers.file.
+// warn reports settings that are valid but probably a mistake. listed are the workers of workers.file.
 func (c *Config) warn(listed []Worker, note report) {
 	w, t := &c.Workers, &c.Tenants
 	const unnamed = "have no effect: no request can name one without routing.trust_objectives"
@@ -229,11 +233,11 @@ func (c *Config) warn(listed []Worker, note report) {
 		}
 	}
 	limit, of := debug.SetMemoryLimit(-1), "GOMEMLIMIT"
-	if own, file := cgroupLimit(machine); file != "" && own < limit {
+	if own, file := memoryLimit(machine); file != "" && own < limit {
 		limit, of = own, file
 	}
 	if int64(c.Index.MaxBytes) > limit {
-		note("index.max_bytes", "%d bytes are more than the memory limit of the process (%s, %d bytes): make it smaller or raise the limit", c.Index.MaxBytes, of, limit)
+		note("index.max_bytes", "%d bytes are more than the process can have (%s, %d bytes): make it smaller, or raise the limit", c.Index.MaxBytes, of, limit)
 	}
 	c.warnFlow(note.under("flow"))
 	c.warnSLO(note)

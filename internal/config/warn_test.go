@@ -66,10 +66,10 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 		"ranks of one port":            {two("ranks: 4", "10.0.0.1:8003\", ranks: 4"), "", ""},
 		"a quiet longer than drain":    {plain + "drain: 5s\ndrain_quiet: 6s\n", "", ":3:14: drain_quiet: 6s is longer than drain (5s), which ends first: make it shorter"},
 		"headers that tell of prompts": {plain + "explain: {header: true}\n", "", ":2:19: explain.header: tells every client what others have asked"},
-		"objectives without trust":     {"workers: {kubernetes: {pool: p, objectives: [llm-d.ai]}}\n", "", "workers.kubernetes.objectives: have no effect: no request can name one without routing.trust_objectives"},
+		"objectives without trust":     {"workers: {kubernetes: {pools: [p], objectives: [llm-d.ai]}}\n", "", "workers.kubernetes.objectives: have no effect: no request can name one without routing.trust_objectives"},
 		"priorities without trust":     {plain + "routing: {objectives: {premium: 5}}\n", "", "routing.objectives: have no effect: no request can name one without routing.trust_objectives"},
 		"priorities with trust":        {plain + "routing: {objectives: {premium: 5}, trust_objectives: true}\n", "", ""},
-		"objectives with trust":        {"workers: {kubernetes: {pool: p, objectives: [llm-d.ai]}}\nrouting: {trust_objectives: true}\n", "", ""},
+		"objectives with trust":        {"workers: {kubernetes: {pools: [p], objectives: [llm-d.ai]}}\nrouting: {trust_objectives: true}\n", "", ""},
 		"no such headers":              {plain + "explain: {header: false}\n", "", ""},
 		"tenants that fail open":       {plain + "tenants: {salt_header: x-tenant}\n", "", ":2:1: tenants: while Kvlane is down requests pass without a salt"},
 		"tenants that fail closed":     {plain + "tenants: {salt_header: x-tenant}\nenvoy: {fail_closed: true}\n", "", ""},
@@ -82,7 +82,7 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 		"an abstract socket":           {plain + "listen: {address: \"unix:@kvlane\"}\n", "", ""},
 		"a socket in no folder":        {plain + "envoy: {prefill: \"unix:" + dir + "/none/s\"}\n", "", "envoy.prefill: there is no folder " + dir + "/none here: make it before Kvlane starts"},
 		"a socket in a folder":         {plain + "listen: {address: \"unix:" + dir + "/s\"}\n", "", ""},
-		"a large index":                {plain + "index: {max_bytes: 3GiB}\n", "", "index.max_bytes: 3221225472 bytes are more than the memory limit of the process (GOMEMLIMIT, 2147483648 bytes): make it smaller or raise the limit"},
+		"a large index":                {plain + "index: {max_bytes: 3GiB}\n", "", "index.max_bytes: 3221225472 bytes are more than the process can have (GOMEMLIMIT, 2147483648 bytes): make it smaller, or raise the limit"},
 		"an index within the limit":    {plain + "index: {max_bytes: 2GiB}\n", "", ""},
 		"certificates":                 {plain + "listen: {cert_file: " + cert + ", key_file: " + key + "}\nindex: {peers: {ca_file: " + cert + "}}\n", "", ""},
 		"no such certificate":          {plain + "listen: {cert_file: /none.crt, key_file: " + key + "}\n", "", "listen.cert_file: there is no file /none.crt here: Kvlane needs it where it runs"},
@@ -118,8 +118,8 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 	}
 }
 
-// The index is compared with the memory limit of the cgroup, too, of either version and of any parent.
-func TestIndexAboveTheCgroupsLimit(t *testing.T) {
+// The index is compared with the memory limit of the cgroup, of either version and of any parent, and with the memory of the machine.
+func TestIndexAboveTheMemory(t *testing.T) {
 	defer func(before fs.FS) { machine = before }(machine)
 	const one, other = "0::/system.slice/kvlane.service\n", "12:cpu,cpuacct:/a\n9:memory:/docker/1\n"
 	const v2, v1 = "sys/fs/cgroup/", "sys/fs/cgroup/memory/"
@@ -138,6 +138,9 @@ func TestIndexAboveTheCgroupsLimit(t *testing.T) {
 		"the host's path":          {other, map[string]string{v1 + "memory.limit_in_bytes": "1048576\n"}, v1 + "memory.limit_in_bytes"},
 		"none of first version":    {other, map[string]string{v1 + "memory.limit_in_bytes": "9223372036854771712\n"}, ""},
 		"another controller's":     {"12:cpu,cpuacct:/a\n", map[string]string{v1 + "a/memory.limit_in_bytes": "1048576\n"}, ""},
+		"the machine's memory":     {one, map[string]string{v2 + "memory.max": "max\n", "proc/meminfo": "MemTotal:       1048575 kB\nMemFree: 1 kB\n"}, "proc/meminfo"},
+		"a limit below it":         {one, map[string]string{v2 + "memory.max": "1048576\n", "proc/meminfo": "MemTotal: 1048575 kB\n"}, v2 + "memory.max"},
+		"enough of both":           {one, map[string]string{v2 + "memory.max": "max\n", "proc/meminfo": "MemTotal: 1048576 kB\n"}, ""},
 		"garbage":                  {"x\n0::/..\n", map[string]string{v2 + "memory.max": "many\n"}, ""},
 	} {
 		files := fstest.MapFS{"proc/self/cgroup": {Data: []byte(c.groups)}}
@@ -147,7 +150,7 @@ func TestIndexAboveTheCgroupsLimit(t *testing.T) {
 		machine = files
 		_, warnings, err := Inspect("k.yaml", []byte("workers: {static: [{address: \"10.0.0.1:8000\"}]}\nindex: {max_bytes: 1GiB}\n"), nil)
 		got := ProblemsError(warnings).Error()
-		if err != nil || (c.want == "") != (got == "") || c.want != "" && !strings.Contains(got, "k.yaml:2:20: index.max_bytes: 1073741824 bytes are more than the memory limit of the process (/"+c.want+", ") {
+		if err != nil || (c.want == "") != (got == "") || c.want != "" && !strings.Contains(got, "k.yaml:2:20: index.max_bytes: 1073741824 bytes are more than the process can have (/"+c.want+", ") {
 			t.Errorf("%s: got %q, %v, want a warning that names %q", name, got, err, c.want)
 		}
 	}

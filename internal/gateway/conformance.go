@@ -14,14 +14,12 @@ const (
 	servedHeader = "x-conformance-test-served-endpoint"
 )
 
-// Conformance implements the behaviour that the conformance tests of the Gateway API
-// inference extension need of an endpoint picker: requests name the pods to pick from, and
-// responses name the pod that served. Clients can then choose pods, so it is for tests
-// only.
+// Conformance implements the behaviour that the conformance tests of the Gateway API inference extension need of an
+// endpoint picker: requests name the pods to pick from, and responses name the pod that served. Clients can then choose
+// pods, so it is for tests only.
 type Conformance struct {
 	Next extproc.Handler
-	// Endpoints returns the addresses of our pool: a test may ask for others and must not
-	// get them.
+	// Endpoints returns the addresses of our pool: a test may ask for others and must not get them.
 	Endpoints func() []string
 }
 

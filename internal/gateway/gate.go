@@ -13,14 +13,12 @@ import (
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
-// PoolHeader is gRPC metadata that names the pool of a stream: "name" or "namespace/name".
-// Set it as initial_metadata in a data plane that is configured by hand; it takes
-// precedence over the authority.
+// PoolHeader is gRPC metadata that names the pool of a stream: "name" or "namespace/name". Set it as initial_metadata
+// in a data plane that is configured by hand; it takes precedence over the authority.
 const PoolHeader = "x-kvlane-pool"
 
-// Gate restricts each request to the pods of its pool. A gateway does not send the pool's
-// name; it is derived from the authority of the gRPC call, which names the Service through
-// which the gateway called.
+// Gate restricts each request to the pods of its pool. A gateway does not send the pool's name; it is derived from the
+// authority of the gRPC call, which names the Service through which the gateway called.
 type Gate struct {
 	// Next handles the requests that pass.
 	Next extproc.Handler
@@ -60,8 +58,7 @@ func origin(ctx context.Context) (pool, authority string) {
 	return pool, authority
 }
 
-// find returns the index of the pool that a call is for, -1 if it is for none or cannot be
-// assigned to one of several.
+// find returns the index of the pool that a call is for, -1 if it is for none or cannot be assigned to one of several.
 func find(pools []workers.Pool, named, authority string) int {
 	if named != "" {
 		return slices.IndexFunc(pools, func(p workers.Pool) bool { return named == p.Name || named == p.Namespace+"/"+p.Name })
@@ -97,10 +94,9 @@ func only(pools []workers.Pool) int {
 	return -1
 }
 
-// parseAuthority extracts the Service from an Envoy cluster's name, which is the authority
-// of its gRPC calls: Istio's outbound|9002||epp.ns.svc.cluster.local, and epp.ns:9002,
-// epp.ns.svc:9002. For anything else, such as an address or the name of a cluster
-// configured by hand, ok is false.
+// parseAuthority extracts the Service from an Envoy cluster's name, which is the authority of its gRPC calls: Istio's
+// outbound|9002||epp.ns.svc.cluster.local, and epp.ns:9002, epp.ns.svc:9002. For anything else, such as an address or
+// the name of a cluster configured by hand, ok is false.
 func parseAuthority(authority string) (service, namespace string, port int, ok bool) {
 	host := authority
 	if parts := strings.Split(authority, "|"); len(parts) == 4 && parts[0] == "outbound" {

@@ -156,8 +156,7 @@ func fetchFrom(ctx context.Context, w *Want, a address, creds func(string) crede
 	return err
 }
 
-// content is an io.Reader over a snapshot stream; it fails when no chunk arrives within
-// silence.
+// content is an io.Reader over a snapshot stream; it fails when no chunk arrives within silence.
 type content struct {
 	stream  kvlanev1.Snapshots_FetchClient
 	sealed  *seal

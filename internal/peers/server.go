@@ -45,8 +45,7 @@ type Content struct {
 	Dump func(io.Writer) error
 }
 
-// Server serves copies of the index. It implements kvlanev1.SnapshotsServer and is safe for
-// concurrent use.
+// Server serves copies of the index. It implements kvlanev1.SnapshotsServer and is safe for concurrent use.
 type Server struct {
 	kvlanev1.UnimplementedSnapshotsServer
 	content   Content

@@ -40,8 +40,7 @@ var envoys = []string{"x-envoy-original-path", "x-envoy-original-host", "x-envoy
 // AtEnvoy returns the names that Envoy removes before any filter reads them.
 func AtEnvoy() []string { return append(append([]string{}, forbidden...), envoys...) }
 
-// AtKvlane returns the names that Kvlane removes after its decision. A trailing * matches
-// any suffix.
+// AtKvlane returns the names that Kvlane removes after its decision. A trailing * matches any suffix.
 func AtKvlane() []string { return append(append([]string{}, forbidden...), overrides...) }
 
 // Steers reports whether Kvlane removes a header; name is in lower case.

@@ -54,7 +54,7 @@
   {{- with .Values.extraContainerPorts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-  startupProbe: # tokenizers are loaded before any port is open
+  startupProbe: # tokenizers are loaded before the health port is open
     {{- include "kvlane.probe" (dict "root" . "service" "liveness" "path" "/healthz") | nindent 4 }}
     periodSeconds: 1
     failureThreshold: {{ .Values.probes.startupSeconds }}

@@ -6,11 +6,11 @@ import (
 	"io"
 	"sync"
 
-	"github.com/rs/zerolog"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kvlane/kvlane/internal/workers"
@@ -22,6 +22,8 @@ type collection struct {
 	resource, namespace string
 	// labels and fields are selectors as the API server reads them, "" for all.
 	labels, fields string
+	// failed gets why the collection cannot be listed or watched, each time, and nil when a watch begins.
+	failed func(err error)
 }
 
 // follow watches a collection with an informer until ctx ends. It calls changed with all objects after the first list,
@@ -30,10 +32,18 @@ type collection struct {
 func follow[T any, P interface {
 	*T
 	runtime.Object
-}](ctx context.Context, c collection, log zerolog.Logger, changed func(all []P)) {
+}](ctx context.Context, c collection, changed func(all []P)) {
 	source := cache.NewFilteredListWatchFromClient(c.from, c.resource, c.namespace, func(o *metav1.ListOptions) {
 		o.LabelSelector, o.FieldSelector = c.labels, c.fields
 	})
+	watches := source.WatchFuncWithContext
+	source.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		w, err := watches(ctx, o)
+		if err == nil {
+			c.failed(nil)
+		}
+		return w, err
+	}
 	informer := cache.NewSharedIndexInformerWithOptions(source, P(new(T)), cache.SharedIndexInformerOptions{ObjectDescription: c.resource})
 	dirty := make(chan struct{}, 1)
 	mark := func() { workers.Poke(dirty) }
@@ -43,7 +53,11 @@ func follow[T any, P interface {
 	// These three return errors only if an informer is already running.
 	utilruntime.Must(err)
 	utilruntime.Must(informer.SetTransform(withoutManagers))
-	utilruntime.Must(informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) { report(log, err) }))
+	utilruntime.Must(informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
+		if !errors.Is(err, io.EOF) && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) { // these are routine
+			c.failed(err)
+		}
+	}))
 
 	var running sync.WaitGroup
 	running.Go(func() { informer.RunWithContext(ctx) })
@@ -70,13 +84,4 @@ func withoutManagers(object any) (any, error) {
 		m.SetManagedFields(nil)
 	}
 	return object, nil
-}
-
-// report logs why a watch ended, or that a list failed. A normal end and an expired version are routine.
-func report(log zerolog.Logger, err error) {
-	level := zerolog.WarnLevel
-	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		level = zerolog.DebugLevel
-	}
-	log.WithLevel(level).Err(err).Msg("list or watch ended: it will be retried")
 }

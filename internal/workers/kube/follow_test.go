@@ -10,7 +10,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/rs/zerolog"
 	"k8s.io/client-go/rest"
 )
 
@@ -41,7 +40,7 @@ func followPods(t *testing.T, c *Client) *seen {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		follow(ctx, collection{from: c.of[podVersion], resource: "pods", namespace: "ns", labels: "app=llm"}, zerolog.Nop(), func(all []*Pod) {
+		follow(ctx, collection{from: c.of[podVersion], resource: "pods", namespace: "ns", labels: "app=llm", failed: func(error) {}}, func(all []*Pod) {
 			k.mu.Lock()
 			defer k.mu.Unlock()
 			k.all = map[string]*Pod{}

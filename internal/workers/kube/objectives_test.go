@@ -38,7 +38,7 @@ func TestObjectivesAreWatched(t *testing.T) {
 			return maps.Equal(got, want)
 		})
 	}
-	start(t, c, config.Kubernetes{Pool: "llm", Objectives: []string{"llm-d.ai", "inference.networking.x-k8s.io"}}, Options{SetObjectives: set})
+	start(t, c, config.Kubernetes{Pools: []string{"llm"}, Objectives: []string{"llm-d.ai", "inference.networking.x-k8s.io"}}, Options{SetObjectives: set})
 	want(map[string]int{"gold": 5, "unset": 0, "batch": -2})
 	api.put(objectivesPath, "gold", objectiveText("llm", `, "priority": 6`))
 	api.remove(objectivesPath, "unset")

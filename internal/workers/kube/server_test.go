@@ -40,6 +40,8 @@ type apiServer struct {
 	old bool
 	// deaf is the name of an object for which it sends no answer.
 	deaf string
+	// forbidden is a collection of which nothing is allowed, with "watch " before it: no watch.
+	forbidden string
 	// byStatus: an invalid version of a watch is reported by HTTP status, not in the
 	// stream.
 	byStatus bool
@@ -194,10 +196,16 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if busy {
 		s.busy--
 	}
+	only := strings.TrimPrefix(s.forbidden, "watch ")
+	forbidden := r.URL.Path == only && (only == s.forbidden || r.URL.Query().Get("watch") == "true")
 	s.mu.Unlock()
 	switch {
 	case down:
 		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	case forbidden:
+		w.WriteHeader(http.StatusForbidden)
+		send(w, status(http.StatusForbidden))
 		return
 	case refused:
 		w.WriteHeader(http.StatusUnauthorized)
@@ -333,6 +341,7 @@ func (s *apiServer) unknown(version int, initial bool) int {
 func status(code int) map[string]any {
 	said := map[int]metav1.Status{
 		http.StatusGone:                {Reason: metav1.StatusReasonExpired, Message: "too old resource version"},
+		http.StatusForbidden:           {Reason: metav1.StatusReasonForbidden, Message: `pods is forbidden: User "kvlane" cannot list resource "pods"`},
 		http.StatusUnprocessableEntity: {Reason: metav1.StatusReasonInvalid, Message: "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"},
 		http.StatusGatewayTimeout: {Reason: metav1.StatusReasonTimeout, Message: "Too large resource version",
 			Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}}}},

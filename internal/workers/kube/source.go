@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -50,6 +52,7 @@ type Source struct {
 	mu         sync.Mutex
 	pools      []*pool
 	objectives map[string][]*Objective // by API group
+	failing    map[string]string       // what cannot be followed, and why
 }
 
 // pool is an InferencePool or the selector of the configuration.
@@ -110,16 +113,13 @@ const (
 
 // Start starts following the pools.
 func Start(ctx context.Context, o Options) *Source {
-	s := &Source{opts: o, namespace: cmp.Or(o.Kubernetes.Namespace, o.Client.Namespace()), objectives: map[string][]*Objective{}}
+	s := &Source{opts: o, namespace: cmp.Or(o.Kubernetes.Namespace, o.Client.Namespace()), objectives: map[string][]*Objective{}, failing: map[string]string{}}
 	s.ctx, s.stop = context.WithCancel(ctx)
-	names := slices.Clone(o.Kubernetes.Pools)
-	if o.Kubernetes.Pool != "" && !slices.Contains(names, o.Kubernetes.Pool) {
-		names = append([]string{o.Kubernetes.Pool}, names...)
-	}
+	names := o.Kubernetes.Pools
 	for _, name := range names {
 		p := s.newPool(name)
-		one := collection{from: o.Client.of[poolVersion], resource: "inferencepools", namespace: s.namespace, fields: fields.OneTermEqualSelector("metadata.name", name).String()}
-		s.wg.Go(func() { follow(s.ctx, one, p.log, p.poolChanged) })
+		one := collection{from: o.Client.of[poolVersion], resource: "inferencepools", namespace: s.namespace, fields: fields.OneTermEqualSelector("metadata.name", name).String(), failed: s.failed("InferencePool " + p.title())}
+		s.wg.Go(func() { follow(s.ctx, one, p.poolChanged) })
 	}
 	if len(names) == 0 {
 		p := s.newPool("")
@@ -129,14 +129,39 @@ func Start(ctx context.Context, o Options) *Source {
 	}
 	for _, version := range objectiveVersions {
 		if slices.Contains(o.Kubernetes.Objectives, version.Group) {
-			all := collection{from: o.Client.of[version], resource: "inferenceobjectives", namespace: s.namespace}
-			log := o.Log.With().Str("resource", all.resource+"."+version.Group).Logger()
+			all := collection{from: o.Client.of[version], resource: "inferenceobjectives", namespace: s.namespace, failed: s.failed("InferenceObjectives of " + version.Group)}
 			s.wg.Go(func() {
-				follow(s.ctx, all, log, func(all []*Objective) { s.publishObjectives(version.Group, all, names) })
+				follow(s.ctx, all, func(all []*Objective) { s.publishObjectives(version.Group, all, names) })
 			})
 		}
 	}
 	return s
+}
+
+// failed returns a function that logs and keeps why something cannot be followed, and forgets it with nil.
+func (s *Source) failed(what string) func(error) {
+	return func(err error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if delete(s.failing, what); err == nil {
+			return
+		}
+		advice := "it is tried again"
+		if apierrors.IsForbidden(err) {
+			advice = "let Kvlane's service account get, list and watch it (rbac of the chart)"
+		} else if apierrors.IsNotFound(err) {
+			advice = "install its CustomResourceDefinition"
+		}
+		s.failing[what] = fmt.Sprintf("%s: %v: %s", what, err, advice)
+		s.opts.Log.Warn().Str("of", what).Err(err).Msg("list or watch ended: " + advice)
+	}
+}
+
+// Failing returns why the API server does not list or watch something, sorted.
+func (s *Source) Failing() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Values(s.failing))
 }
 
 // publishObjectives stores the objectives of an API group and passes the priorities of all groups to SetObjectives. pools are
@@ -270,9 +295,9 @@ func (p *pool) follow(selector string) {
 	p.watching = selector
 	ctx, cancel := context.WithCancel(p.src.ctx)
 	p.endWatch = cancel
-	pods := collection{from: p.src.opts.Client.of[podVersion], resource: "pods", namespace: p.src.namespace, labels: selector}
+	pods := collection{from: p.src.opts.Client.of[podVersion], resource: "pods", namespace: p.src.namespace, labels: selector, failed: p.src.failed("pods of " + p.title())}
 	p.src.wg.Go(func() {
-		follow(ctx, pods, p.log, func(all []*Pod) {
+		follow(ctx, pods, func(all []*Pod) {
 			p.src.mu.Lock()
 			if ctx.Err() == nil {
 				p.pods, p.synced = all, true

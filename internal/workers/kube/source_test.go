@@ -101,7 +101,7 @@ func TestPodsOfAPoolComeSickenDrainAndGo(t *testing.T) {
 	api.put(podsPath, "c", podText("u3", "10.0.0.3", "False", ""))
 	api.put(podsPath, "pending", podText("u4", "", "False", ""))
 	api.put(podsPath, "other", `{"metadata": {"uid": "u9", "labels": {"app": "db"}}, "status": {"podIP": "10.0.0.9"}}`)
-	s, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{})
+	s, l := start(t, c, config.Kubernetes{Pools: []string{"llm"}}, Options{})
 	waitFor(t, func() bool { return s.Waiting() == "there is no InferencePool ns/llm" })
 	api.put(poolsPath, "llm", poolText)
 	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1", "b:8000 10.0.0.2:8000 u2", "c:8000 10.0.0.3:8000 u3 unready")
@@ -142,7 +142,7 @@ func TestAReusedAddressBelongsToTheNewcomer(t *testing.T) {
 	api, c := newAPIServer(t)
 	api.put(poolsPath, "llm", poolText)
 	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", `, "creationTimestamp": "2026-01-01T00:00:00Z"`))
-	_, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{})
+	_, l := start(t, c, config.Kubernetes{Pools: []string{"llm"}}, Options{})
 	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1")
 	// Another pod, and then a new incarnation of the same pod.
 	api.put(podsPath, "b", podText("u2", "10.0.0.1", "True", `, "creationTimestamp": "2026-01-02T00:00:00Z"`))
@@ -159,7 +159,7 @@ func TestWorkersStayWhileTheAPIServerIsAwayAndChangesAreCaughtUpWith(t *testing.
 	api.put(poolsPath, "llm", poolText)
 	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", ""))
 	api.put(podsPath, "b", podText("u2", "10.0.0.2", "True", ""))
-	_, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{})
+	_, l := start(t, c, config.Kubernetes{Pools: []string{"llm"}}, Options{})
 	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1", "b:8000 10.0.0.2:8000 u2")
 	api.setDown(true)
 	api.cutWatches()
@@ -230,6 +230,29 @@ func TestAPoolThatWasNotLookedForIsWaitedFor(t *testing.T) {
 	waitFor(t, func() bool { return s.Waiting() == "" })
 }
 
+// A role that lacks a kind or a verb is said with what is refused, until it is allowed; what is allowed goes on meanwhile.
+func TestWhatTheAPIServerRefusesIsSaid(t *testing.T) {
+	for forbidden, waits := range map[string]string{podsPath: "pods of ns/llm are not known yet", "watch " + podsPath: "", poolsPath: "InferencePool ns/llm is not known yet"} {
+		t.Run(forbidden, func(t *testing.T) {
+			api, c := newAPIServer(t)
+			api.forbidden = forbidden
+			api.put(poolsPath, "llm", `{"spec": {"selector": {"matchLabels": {"app": "llm"}}, "targetPorts": [{"number": 8000}]}}`)
+			api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", ""))
+			s, _ := start(t, c, config.Kubernetes{Pools: []string{"llm"}}, Options{})
+			of := "pods of ns/llm: "
+			if forbidden == poolsPath {
+				of = "InferencePool ns/llm: "
+			}
+			waitFor(t, func() bool { return len(s.Failing()) > 0 && s.Waiting() == waits })
+			if got := s.Failing(); len(got) != 1 || !strings.HasPrefix(got[0], of) || !strings.Contains(got[0], `User "kvlane" cannot list resource "pods": let Kvlane's service account get, list and watch it`) {
+				t.Errorf("got %q, want what is forbidden, with advice", got)
+			}
+			api.set(func() { api.forbidden = "" })
+			waitFor(t, func() bool { return s.Failing() == nil && s.Waiting() == "" })
+		})
+	}
+}
+
 func TestASelectorNeedsNoPool(t *testing.T) {
 	api, c := newAPIServer(t)
 	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", ""))
@@ -265,7 +288,7 @@ func TestAnEngineIsHeardBeforeItGetsRequests(t *testing.T) {
 			return workers.Facts{}, ctx.Err()
 		}
 	}
-	s, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{Ask: ask})
+	s, l := start(t, c, config.Kubernetes{Pools: []string{"llm"}}, Options{Ask: ask})
 	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1 unready", "b:8000 10.0.0.2:8000 u2 unready")
 	if why := s.Asking(); !strings.Contains(why, "pod a ") {
 		t.Errorf("asking: %q", why)
@@ -289,7 +312,7 @@ func TestAnswersAreCombined(t *testing.T) {
 	}
 	speak := make(chan struct{})
 	ask := func(context.Context, string) (workers.Facts, error) { <-speak; return workers.Facts{}, nil }
-	_, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{Ask: ask})
+	_, l := start(t, c, config.Kubernetes{Pools: []string{"llm"}}, Options{Ask: ask})
 	api.put(poolsPath, "llm", poolText)
 	waitFor(t, func() bool { l.mu.Lock(); defer l.mu.Unlock(); return len(l.last["kubernetes:ns/llm"]) == pods })
 	l.mu.Lock()
@@ -320,7 +343,7 @@ func TestAnEngineThatDoesNotAnswerIsAskedAgain(t *testing.T) {
 		}
 		return workers.Facts{}, nil
 	}
-	_, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{Ask: ask})
+	_, l := start(t, c, config.Kubernetes{Pools: []string{"llm"}}, Options{Ask: ask})
 	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1")
 }
 
@@ -499,6 +522,6 @@ func TestAPodThatCannotBeAWorkerLeavesTheOthers(t *testing.T) {
 	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", `, "annotations": {"kvlane.dev/ranks": "60000", "kvlane.dev/rank-by": "port"}`))
 	api.put(podsPath, "b", podText("u2", "10.0.0.2.x", "True", ""))
 	api.put(podsPath, "c", podText("u3", "10.0.0.3", "True", ""))
-	_, l := start(t, c, config.Kubernetes{Pool: "llm"}, Options{})
+	_, l := start(t, c, config.Kubernetes{Pools: []string{"llm"}}, Options{})
 	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1", "c:8000 10.0.0.3:8000 u3")
 }
