@@ -256,7 +256,7 @@ func (s *service) firstLook(ctx context.Context) {
 	}
 }
 
-// openAdmin opens the admin port, which says why tokenizers are not loaded yet. All else is there with openPages.
+// openAdmin opens the admin port. Until openPages it only answers what is waited for while tokenizers are loaded.
 func (s *service) openAdmin(c *config.Config) (err error) {
 	if s.admin, err = net.Listen("tcp", c.Admin.Address); err != nil {
 		return err
