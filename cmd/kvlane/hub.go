@@ -79,6 +79,7 @@ func awaitTokenizer(ctx context.Context, m config.Model, waits *loading, log zer
 	}
 	defer during(log, "fetching tokenizer "+m.Tokenizer)()
 	cache := hub.FromEnvironment()
+	defer waits.Delete(m.Name)
 	waits.Store(m.Name, fmt.Sprintf("model %s: tokenizer %s is being fetched from %s (HF_ENDPOINT)", m.Name, m.Tokenizer, cache.Endpoint))
 	for wait := time.Second; ; wait = min(2*wait, 15*time.Second) {
 		s, err := openHub(ctx, cache, m.Tokenizer)

@@ -103,20 +103,12 @@ func (k *kubernetes) waiting() (since time.Time, why string) {
 	return k.synced, ""
 }
 
-// missing returns the pools that do not exist, as "namespace/name". k may be nil.
-func (k *kubernetes) missing() []string {
+// list returns what of the source a method lists, nothing before there is a source. k may be nil.
+func (k *kubernetes) list(of func(*kube.Source) []string) []string {
 	if k == nil || k.source.Load() == nil {
 		return nil
 	}
-	return k.source.Load().Missing()
-}
-
-// failing returns what cannot be listed or watched, and why. k may be nil.
-func (k *kubernetes) failing() []string {
-	if k == nil || k.source.Load() == nil {
-		return nil
-	}
-	return k.source.Load().Failing()
+	return of(k.source.Load())
 }
 
 // collect emits metrics of the pools.
@@ -124,7 +116,7 @@ func (k *kubernetes) collect(emit observe.Emit) {
 	if len(k.options.Kubernetes.Objectives) > 0 {
 		emit("objectives", "InferenceObjectives that are known (workers.kubernetes.objectives).", float64(k.objectives.Load()))
 	}
-	missing := k.missing()
+	missing := k.list((*kube.Source).Missing)
 	for _, p := range k.pools() {
 		if p.Name == "" {
 			continue // a selector

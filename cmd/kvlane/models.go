@@ -89,8 +89,6 @@ func newModel(ctx context.Context, m config.Model, waits *loading, metrics *obse
 		return s, nil
 	}
 	log.Info().Str("model", m.Name).Str("tokenizer", m.Tokenizer).Msg("loading tokenizer")
-	waits.Store(m.Name, fmt.Sprintf("model %s: tokenizer %s is being loaded", m.Name, m.Tokenizer))
-	defer waits.Delete(m.Name)
 	begin := time.Now()
 	files, err := awaitTokenizer(ctx, m, waits, log)
 	if err == nil {

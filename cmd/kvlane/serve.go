@@ -32,6 +32,7 @@ import (
 	"github.com/kvlane/kvlane/internal/replicas"
 	"github.com/kvlane/kvlane/internal/steering"
 	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/internal/workers/kube"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
@@ -439,10 +440,10 @@ func (s *service) warnings() (list []observe.Warning) {
 	for _, why := range s.registry.Stuck() {
 		list = append(list, observe.Warning{Reason: "workers_unknown", Text: observe.ClipTo(why, observe.MaxText)})
 	}
-	for _, pool := range s.kube.missing() {
+	for _, pool := range s.kube.list((*kube.Source).Missing) {
 		list = append(list, observe.Warning{Reason: "no_pool", Text: fmt.Sprintf("there is no InferencePool %s: requests for it are answered 503", pool)})
 	}
-	for _, why := range s.kube.failing() {
+	for _, why := range s.kube.list((*kube.Source).Failing) {
 		list = append(list, observe.Warning{Reason: "not_watched", Text: observe.ClipTo(why, observe.MaxText)})
 	}
 	return append(append(list, s.loading.warnings()...), s.decider.Fleet().Warnings()...)
