@@ -35,7 +35,7 @@ var rooms = []struct {
 }{
 	{"heart", 21790, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28930, 22000, []string{"internal/tokens"}},
-	{"fleet", 4690, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4710, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1662, 1300, []string{"internal/observe"}},
 	{"decide", 3195, 1700, []string{"internal/decide"}},
 	{"replicas", 2475, 2200, []string{"internal/replicas"}},

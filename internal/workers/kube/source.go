@@ -130,9 +130,7 @@ func Start(ctx context.Context, o Options) *Source {
 	for _, version := range objectiveVersions {
 		if slices.Contains(o.Kubernetes.Objectives, version.Group) {
 			all := collection{from: o.Client.of[version], resource: "inferenceobjectives", namespace: s.namespace, failed: s.failed("InferenceObjectives of " + version.Group)}
-			s.wg.Go(func() {
-				follow(s.ctx, all, func(all []*Objective) { s.publishObjectives(version.Group, all, names) })
-			})
+			s.wg.Go(func() { follow(s.ctx, all, func(all []*Objective) { s.publishObjectives(version.Group, all, names) }) })
 		}
 	}
 	return s
