@@ -217,9 +217,8 @@ func (d *decoder) entries(n ast.Node, path string) []entry {
 	var own, merged []entry
 	for _, m := range values {
 		if m.Key.IsMergeKey() {
-			source := d.resolve(m.Value, path)
-			sources := []ast.Node{source}
-			if list, ok := source.(*ast.SequenceNode); ok {
+			sources := []ast.Node{d.resolve(m.Value, path)}
+			if list, ok := sources[0].(*ast.SequenceNode); ok {
 				sources = list.Values
 			}
 			for _, s := range sources {
