@@ -301,9 +301,8 @@ func (c *Core) peersInOrder() []*peer {
 	return slices.SortedFunc(maps.Values(c.peers), func(a, b *peer) int { return cmp.Compare(a.id, b.id) })
 }
 
-// Ready reports whether this replica has the states of all replicas that it knows, and no further one has appeared for the
-// time settled. Once true it stays true until Reachable is
-// called.
+// Ready reports whether this replica has the states of all replicas that it knows, and no further one has appeared for
+// the time settled. Once true it stays true until Reachable is called.
 func (c *Core) Ready(now time.Duration) bool {
 	if c.ready {
 		return true

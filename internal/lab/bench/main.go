@@ -178,8 +178,7 @@ func (o *options) row(ctx context.Context, b *bed, r row, t *text, mode, name st
 	return err
 }
 
-// pieces prints the cost of a piece of a streamed answer: the difference between answers of
-// 1,000 pieces and of one.
+// pieces prints the cost of a piece of a streamed answer: the difference between answers of 1,000 pieces and of one.
 func (o *options) pieces(ctx context.Context, b *bed, name string) error {
 	const many = 1000
 	var cost [2]*result

@@ -1,10 +1,9 @@
-// Command benchindex replays an index workload (a KVW1 file, or generated: stores, removals
-// and lookups with their exact answers) and prints its measurements as one JSON object. It
-// uses one thread for the index. Writes are timed per batch with the process's CPU clock,
-// all threads, garbage collector included; lookups individually with the monotonic clock,
-// timer included. Chaining the contents of stored blocks is part of a write's time, as it is for
-// an event. A lookup starts from chained block hashes, as a request does that has just been
-// hashed: their chaining is not part of its time.
+// Command benchindex replays an index workload (a KVW1 file, or generated: stores, removals and lookups with their
+// exact answers) and prints its measurements as one JSON object. It uses one thread for the index. Writes are timed per
+// batch with the process's CPU clock, all threads, garbage collector included; lookups individually with the monotonic
+// clock, timer included. Chaining the contents of stored blocks is part of a write's time, as it is for an event. A
+// lookup starts from chained block hashes, as a request does that has just been hashed: their chaining is not part of
+// its time.
 package main
 
 import (
@@ -183,8 +182,7 @@ func (r *result) line() string {
 		r.Name, phase("load").WritesPerCPU, phase("drain").WritesPerCPU, cold.P50, cold.P99, phase("miss").Lookups.P50, r.Peak.RSSPer, kept, 100*r.GCCPUShare, r.Wrong)
 }
 
-// source yields a workload's operations. Their words are valid until the next barrier has
-// been read.
+// source yields a workload's operations. Their words are valid until the next barrier has been read.
 type source interface {
 	about() header
 	next() (op operation, ok bool, err error)

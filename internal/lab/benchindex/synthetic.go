@@ -15,13 +15,11 @@ type shape struct {
 // lookupsOfAPhase is the number of lookups in each phase of a generated workload.
 const lookupsOfAPhase = 20_000
 
-// room is the number of words in a batch, which are valid until its end; most is the
-// largest number of its operations.
+// room is the number of words in a batch, which are valid until its end; most is the largest number of its operations.
 const room, most = 1 << 21, 4096
 
-// synthetic generates the operations of a shape: pairs of chain and rank are stored in
-// random order, looked up in four ways, and removed in another random order, last
-// block first as engines free chains.
+// synthetic generates the operations of a shape: pairs of chain and rank are stored in random order, looked up in four
+// ways, and removed in another random order, last block first as engines free chains.
 type synthetic struct {
 	shape
 	rng    *rand.Rand

@@ -34,8 +34,7 @@ func (o *output) named(v object) {
 	o.event(v)
 }
 
-// messagesUsage: input_tokens excludes tokens read from the cache and those newly written
-// to it.
+// messagesUsage: input_tokens excludes tokens read from the cache and those newly written to it.
 func (o *output) messagesUsage() object {
 	cached := max(0, o.cached+o.c.faults.get().CachedTokensLie)
 	size := o.c.opts.BlockSize
@@ -137,8 +136,7 @@ func (s *service) storedResponse(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, stored.answer)
 }
 
-// numbered is named with the sequence number that the responses API gives each event of a
-// stream.
+// numbered is named with the sequence number that the responses API gives each event of a stream.
 func (o *output) numbered(kind string, v object) {
 	v["type"], v["sequence_number"] = kind, o.events
 	o.events++

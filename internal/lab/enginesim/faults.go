@@ -2,8 +2,7 @@ package enginesim
 
 import "sync"
 
-// Faults are the faults to simulate; the zero value is a healthy engine. As JSON they are
-// the body of POST /sim/faults.
+// Faults are the faults to simulate; the zero value is a healthy engine. As JSON they are the body of POST /sim/faults.
 type Faults struct {
 	// StopEvents: batches are not sent, kept or counted; the stream just falls silent.
 	StopEvents bool `json:"stop_events,omitempty"`
@@ -26,11 +25,9 @@ type Faults struct {
 	// FailStatus answers the next FailCount requests for generation with this status; FailCount -1 means all of them.
 	FailStatus int `json:"fail_status,omitempty"`
 	FailCount  int `json:"fail_count,omitempty"`
-	// AnswerDelayMS delays requests for generation before they are read; a change of the
-	// faults ends the delay.
+	// AnswerDelayMS delays requests for generation before they are read; a change of the faults ends the delay.
 	AnswerDelayMS int `json:"answer_delay_ms,omitempty"`
-	// HoldAfterTokens pauses an answer after this many sent tokens; a change of the faults
-	// resumes it.
+	// HoldAfterTokens pauses an answer after this many sent tokens; a change of the faults resumes it.
 	HoldAfterTokens int `json:"hold_after_tokens,omitempty"`
 	// DieAfterTokens cuts the connection of an answer after this many tokens.
 	DieAfterTokens int `json:"die_after_tokens,omitempty"`

@@ -292,8 +292,7 @@ func pythonInt(s string) (int, error) {
 	return strconv.Atoi(strings.TrimPrefix(strings.TrimSpace(s), "+"))
 }
 
-// balance is the engine's own choice: SGLang uses round robin, the others the least loaded
-// by waiting * 4 + running.
+// balance is the engine's own choice: SGLang uses round robin, the others the least loaded by waiting * 4 + running.
 func (c *call) balance() *rank {
 	if room, ok := c.firstRoom(); ok && c.opts.Role == Prefill {
 		return c.ranks[int(room%int64(len(c.ranks)))]

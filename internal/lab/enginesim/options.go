@@ -74,10 +74,9 @@ type Options struct {
 	Faults       Faults
 }
 
-// TimeModel gives the duration of a step of a rank:
-// A + P·prefill tokens + Q·Σ chunk·(start + chunk/2) + B·decoding requests + C·resident tokens of decoding requests, where
-// Q and C are picoseconds.
-// The constants of public figures for a 70B model are in D70.
+// TimeModel gives the duration of a step of a rank: A + P·prefill tokens + Q·Σ chunk·(start + chunk/2) + B·decoding
+// requests + C·resident tokens of decoding requests, where Q and C are picoseconds. The constants of public figures for
+// a 70B model are in D70.
 type TimeModel struct {
 	A, P, B time.Duration
 	Q, C    float64

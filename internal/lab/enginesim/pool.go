@@ -2,8 +2,7 @@ package enginesim
 
 import "slices"
 
-// block is one page of the cache.
-// Invariant: refs == 0 if and only if the block is in the pool's free list.
+// block is one page of the cache. Invariant: refs == 0 if and only if the block is in the pool's free list.
 type block struct {
 	id         int
 	refs       int
@@ -68,8 +67,7 @@ func (p *pool) touch(b *block) {
 	b.refs++
 }
 
-// allocate takes the least recently freed block and drops its hash. The caller has checked
-// that free > 0.
+// allocate takes the least recently freed block and drops its hash. The caller has checked that free > 0.
 func (p *pool) allocate() *block {
 	b := p.head.next
 	p.takeFree(b)

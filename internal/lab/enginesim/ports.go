@@ -21,14 +21,12 @@ var claims struct {
 	held []net.PacketConn
 }
 
-// FreePorts finds n consecutive free TCP ports on 127.0.0.1, as engines with ranks need
-// them, and returns the first.
+// FreePorts finds n consecutive free TCP ports on 127.0.0.1, as engines with ranks need them, and returns the first.
 //
-// A port belongs to the process that got it until that process ends: neither a later call
-// nor a call in another process returns it again, even while it has no listener. The claim
-// is a UDP socket on the same number, which does not conflict with TCP. The kernel's range
-// for outgoing connections is excluded, so that no connection takes a port that was found
-// free. Safe for concurrent use.
+// A port belongs to the process that got it until that process ends: neither a later call nor a call in another process
+// returns it again, even while it has no listener. The claim is a UDP socket on the same number, which does not
+// conflict with TCP. The kernel's range for outgoing connections is excluded, so that no connection takes a port that
+// was found free. Safe for concurrent use.
 func FreePorts(n int) (int, error) {
 	claims.Lock()
 	defer claims.Unlock()

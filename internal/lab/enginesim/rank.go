@@ -20,8 +20,7 @@ type sequence struct {
 
 	// remote is the number of prompt tokens whose blocks come from a prefill engine.
 	remote int
-	// keep holds the blocks after the end until release is called: a prefill engine keeps
-	// them for the decode side.
+	// keep holds the blocks after the end until release is called: a prefill engine keeps them for the decode side.
 	keep bool
 
 	out chan token // one per generated token, then closed; large enough that the rank never waits
@@ -118,8 +117,7 @@ func (r *rank) submit(seqs ...*sequence) {
 	r.poke()
 }
 
-// abort ends a sequence whose client has disconnected; it has no effect on one that has
-// ended.
+// abort ends a sequence whose client has disconnected; it has no effect on one that has ended.
 func (r *rank) abort(s *sequence) {
 	r.mu.Lock()
 	if s.state != seqDone {
@@ -232,8 +230,7 @@ func (r *rank) key(s *sequence, i int) cacheKey {
 func (r *rank) admit(s *sequence) bool {
 	size := r.eng.opts.BlockSize
 	need := (s.prompt + s.maxTokens - 2 + size) / size
-	// The block with the last prompt token is always computed, because its output is needed
-	// for sampling.
+	// The block with the last prompt token is always computed, because its output is needed for sampling.
 	full := (s.prompt - 1) / size
 	r.hashUpTo(s, full)
 	var hit []*block
@@ -281,8 +278,7 @@ func (r *rank) receive(s *sequence) {
 	s.computed = min(s.remote, s.prompt-1)
 }
 
-// store enters the blocks filled by the first `tokens` ids, with one event for the new
-// ones.
+// store enters the blocks filled by the first `tokens` ids, with one event for the new ones.
 func (r *rank) store(s *sequence, tokens int) {
 	full := tokens / r.eng.opts.BlockSize
 	if full <= s.stored {
@@ -364,8 +360,7 @@ func (r *rank) advance() {
 	}
 }
 
-// publish sends the collected events. It requires the lock, so that batches are sent in
-// order.
+// publish sends the collected events. It requires the lock, so that batches are sent in order.
 func (r *rank) publish() {
 	if len(r.events) == 0 {
 		return
@@ -446,8 +441,7 @@ func (r *rank) reset(force bool) bool {
 	return true
 }
 
-// preempt puts a running sequence back in the queue; its generated tokens become part of
-// the prompt.
+// preempt puts a running sequence back in the queue; its generated tokens become part of the prompt.
 func (r *rank) preempt(s *sequence) {
 	r.running = without(r.running, s)
 	r.pool.release(s.blocks)

@@ -30,8 +30,7 @@ type RequestRecord struct {
 	Status       int               `json:"status"` // 499: the client disconnected
 	Error        string            `json:"error,omitempty"`
 	Done         bool              `json:"done"`
-	// Came is when the headers had arrived, Answered when the end of a good answer was
-	// about to be written.
+	// Came is when the headers had arrived, Answered when the end of a good answer was about to be written.
 	Came     time.Time `json:"came"`
 	Answered time.Time `json:"answered,omitzero"`
 }
@@ -61,8 +60,7 @@ type Stats struct {
 	Engine   EngineKind      `json:"engine"`
 	Ranks    []RankStats     `json:"ranks"`
 	Requests []RequestRecord `json:"requests"` // the newest, in order of arrival
-	// Protocol counts events of the prefill/decode protocols, and each violation by its
-	// name.
+	// Protocol counts events of the prefill/decode protocols, and each violation by its name.
 	Protocol map[string]int `json:"protocol"`
 	Held     int            `json:"held"` // prefilled requests whose blocks are not fetched yet
 }

@@ -56,9 +56,8 @@ func LoadTokenizer(files fs.FS) (*Tokenizer, error) {
 // Plain reports whether the model has no chat template, so that its chats follow PlainTemplate.
 func (t *Tokenizer) Plain() bool { return t.plain }
 
-// chooseWords picks the tokens of answers. Each is the only token of its text, so that
-// their text is encoded to the same ids: the next turn of a conversation then repeats the
-// generated ids.
+// chooseWords picks the tokens of answers. Each is the only token of its text, so that their text is encoded to the
+// same ids: the next turn of a conversation then repeats the generated ids.
 func (t *Tokenizer) chooseWords() {
 	_, sentencePiece := t.tokens.TokenID("<0x0A>")
 	space := "Ġ"

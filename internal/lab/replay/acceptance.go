@@ -85,8 +85,7 @@ func (o *Outcome) cells() []string {
 	return []string{o.Row, o.What, fmt.Sprintf("%.3f", o.Measured), bound, verdict}
 }
 
-// WriteOutcomes writes measured figures and bounds, one line per check, and returns the
-// number of failed checks.
+// WriteOutcomes writes measured figures and bounds, one line per check, and returns the number of failed checks.
 func WriteOutcomes(out io.Writer, outcomes []Outcome) (int, error) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	failed := 0
@@ -110,8 +109,7 @@ type Acceptance struct {
 	Done     func([]Outcome)
 }
 
-// AcceptanceScenarios returns the project's scenarios that are acceptance rows, all or the
-// named ones.
+// AcceptanceScenarios returns the project's scenarios that are acceptance rows, all or the named ones.
 func AcceptanceScenarios(rows ...string) ([]*Scenario, error) {
 	all, err := Scenarios()
 	if err != nil {
@@ -125,8 +123,7 @@ func AcceptanceScenarios(rows ...string) ([]*Scenario, error) {
 	return slices.DeleteFunc(all, func(s *Scenario) bool { return s.Row == "" || (len(rows) > 0 && !slices.Contains(rows, s.Row)) }), nil
 }
 
-// Run returns the outcomes, in the order of the scenarios, and the rows that were skipped
-// because there is no trace.
+// Run returns the outcomes, in the order of the scenarios, and the rows that were skipped because there is no trace.
 func (a *Acceptance) Run() (outcomes []Outcome, without []string, err error) {
 	for _, s := range a.Scenarios {
 		if s.NeedsTrace() && a.Trace == nil {

@@ -8,9 +8,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// fleetChange is what happens to the last worker of a fleet during a run, in seconds since the
-// start; 0 is never. The requests on a worker that is lost are sent again immediately, with their
-// first arrival.
+// fleetChange is what happens to the last worker of a fleet during a run, in seconds since the start; 0 is never. The
+// requests on a worker that is lost are sent again immediately, with their first arrival.
 type fleetChange struct{ Lost, Added float64 }
 
 // engine is the engine of a rank: Slow workers, the last ones, take twice as long.

@@ -18,10 +18,9 @@ import (
 // of Azure's LLM inference traces, and of BurstGPT, whose times are seconds.
 var csvColumns = [][3]string{{"timestamp", "contexttokens", "generatedtokens"}, {"timestamp", "request tokens", "response tokens"}}
 
-// ReadCSV reads a trace in the format of Azure's LLM inference traces or BurstGPT, recognized by the
-// header. These have neither prompts nor hashes, so requests share nothing, and no conversations.
-// Rows without output tokens are left out: these requests failed. Load divides the times; jitter
-// (seconds, none if negative) spreads them.
+// ReadCSV reads a trace in the format of Azure's LLM inference traces or BurstGPT, recognized by the header. These have
+// neither prompts nor hashes, so requests share nothing, and no conversations. Rows without output tokens are left out:
+// these requests failed. Load divides the times; jitter (seconds, none if negative) spreads them.
 func ReadCSV(in io.Reader, load, jitter float64) (Workload, error) {
 	var trace []Request
 	var at [3]int

@@ -23,8 +23,7 @@ type Engine struct {
 	Device       int
 	// KeepOutput caches answers for the next turn.
 	KeepOutput bool
-	// Budget is the tokens of a step, Seqs the running requests, Capacity the tokens of
-	// the KV cache.
+	// Budget is the tokens of a step, Seqs the running requests, Capacity the tokens of the KV cache.
 	Budget, Seqs, Capacity int
 }
 
@@ -78,8 +77,7 @@ type job struct {
 	prefillLeg, handover bool
 	// generated is the output tokens that were preempted: they are computed again with the prompt.
 	generated int
-	// pinned are the blocks that it holds, private the number of places that it has
-	// reserved.
+	// pinned are the blocks that it holds, private the number of places that it has reserved.
 	pinned  []*block
 	private int
 	// admitted and finish are the numbers of the rank's decode steps in which the request was admitted and ends.
@@ -104,14 +102,12 @@ type rank struct {
 	admissions, preempted  int
 	// chunk has the tokens that the running step computes for each prefill job.
 	chunk []int
-	// uses counts releases of blocks, fetched is the tokens that the running step reads back
-	// from the host.
+	// uses counts releases of blocks, fetched is the tokens that the running step reads back from the host.
 	uses, fetched int
 	// stored and removed are the events of the running step, in order.
 	events []change
-	// shared, if not nil, is an infinite cache of the whole fleet in addition to the rank's
-	// own: blocks that any rank has computed load at no cost, but need places like the
-	// rest.
+	// shared, if not nil, is an infinite cache of the whole fleet in addition to the rank's own: blocks that any rank
+	// has computed load at no cost, but need places like the rest.
 	shared map[uint64]bool
 }
 

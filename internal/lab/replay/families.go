@@ -75,8 +75,7 @@ type dialogue struct {
 	own    uint64
 }
 
-// say is the dialogue's next turn: text more tokens, then an answer of the model that the turn
-// after it starts with.
+// say is the dialogue's next turn: text more tokens, then an answer of the model that the turn after it starts with.
 func (d *dialogue) say(text, output int, gap float64) *turn {
 	d.tokens += text
 	d.blocks = chain(d.blocks, d.own, d.tokens/familyBlock-len(d.blocks))
@@ -117,9 +116,8 @@ func chat(g *sessions) []*turn {
 // agentGap is the time of a tool: 86 % below 1 s, 95 % below 10 s, 90 s at most.
 func agentGap(rng *rand.Rand) float64 { return min(math.Exp(-4.40+4.08*rng.NormFloat64()), 90) }
 
-// agent has 43 turns in the median (at most 200), a prefix of 12,000 tokens that all agents of
-// its kind share, and in 44 % of the sessions a turn that starts one to three subagents and
-// waits for them.
+// agent has 43 turns in the median (at most 200), a prefix of 12,000 tokens that all agents of its kind share, and in
+// 44 % of the sessions a turn that starts one to three subagents and waits for them.
 func agent(g *sessions) []*turn {
 	const prefix = 12_288
 	kind := g.skewed(6)
@@ -157,8 +155,7 @@ func agent(g *sessions) []*turn {
 	return []*turn{first}
 }
 
-// retrieval puts four documents of 2,048 tokens, the more popular ones more often, in random
-// order before a question.
+// retrieval puts four documents of 2,048 tokens, the more popular ones more often, in random order before a question.
 func retrieval(g *sessions) []*turn {
 	d := g.dialogue(1+g.rng.IntN(8), 1<<21, 512)
 	for range 4 {

@@ -17,8 +17,7 @@ import (
 
 // Gauntlet runs all rules on all families of workloads, fleets and loads.
 type Gauntlet struct {
-	// Quick takes fewer cells on a smaller fleet. HeldOut adds the families that no constant
-	// may be chosen on.
+	// Quick takes fewer cells on a smaller fleet. HeldOut adds the families that no constant may be chosen on.
 	Quick, HeldOut bool
 	Rules          []Rule
 	Seeds          []uint64

@@ -6,8 +6,7 @@ import (
 	"slices"
 )
 
-// Skew describes clients that each run conversations back to back against a shared
-// system prompt.
+// Skew describes clients that each run conversations back to back against a shared system prompt.
 type Skew struct {
 	Clients int `yaml:"clients"`
 	// StartOver is the time in seconds over which the clients start.
@@ -69,8 +68,7 @@ func (s *script) next(at float64) (Request, bool) {
 		Blocks: slices.Clip(s.blocks), Answer: chain(slices.Clip(s.blocks), s.source, (s.text+output)/skewBlock-n)[n:], script: s}, true
 }
 
-// Workload generates the conversations. A request with only the shared prompt warms one
-// rank first.
+// Workload generates the conversations. A request with only the shared prompt warms one rank first.
 func (k Skew) Workload(name string) Workload {
 	return Workload{Name: name, BlockSize: skewBlock, PrefillOnly: true, DecodePerToken: 0.025,
 		Generate: func(seed uint64) []Request {

@@ -37,9 +37,8 @@ td:first-child,th:first-child{text-align:left;white-space:nowrap}tr:nth-child(ev
 		`<text x="%[3]d" dx="246" y="%[1]d" dy="14">%.2[5]f</text>` + "\n"
 )
 
-// WriteHTML writes the report as one page with tables and charts, no scripts. Names of
-// workloads and policies come from files and users, so they are escaped. It does not use
-// html/template, for the same reason as package envoy's template.
+// WriteHTML writes the report as one page with tables and charts, no scripts. Names of workloads and policies come from
+// files and users, so they are escaped. It does not use html/template, for the same reason as package envoy's template.
 func (r *Report) WriteHTML(out io.Writer) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, pageHead, html.EscapeString(r.Workload), r.Ranks, r.Seeds)

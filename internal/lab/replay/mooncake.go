@@ -15,22 +15,18 @@ const mooncakeBlock = 512
 // maxTokens bounds the tokens of a line of a trace.
 const maxTokens = 1 << 24
 
-// traceQuantum is the resolution of the traces' timestamps in seconds; arrivals are spread
-// over it.
+// traceQuantum is the resolution of the traces' timestamps in seconds; arrivals are spread over it.
 const traceQuantum = 3
 
-// latest bounds timestamps in milliseconds: far beyond any trace, even one that counts from
-// 1970.
+// latest bounds timestamps in milliseconds: far beyond any trace, even one that counts from 1970.
 const latest = 1e13
 
-// ReadMooncake reads a trace in Mooncake's format: one JSON object per line with timestamp
-// (ms), input_length, output_length and hash_ids (none: nothing is shared), in any order of
-// time. Load divides the timestamps; jitter (seconds, traceQuantum if negative) spreads
-// them.
+// ReadMooncake reads a trace in Mooncake's format: one JSON object per line with timestamp (ms), input_length,
+// output_length and hash_ids (none: nothing is shared), in any order of time. Load divides the timestamps; jitter
+// (seconds, traceQuantum if negative) spreads them.
 //
-// The trace has no conversation ids. A request continues the request that last used its
-// deepest known block if it covers at least two blocks and all full blocks of that request
-// except at most one.
+// The trace has no conversation ids. A request continues the request that last used its deepest known block if it
+// covers at least two blocks and all full blocks of that request except at most one.
 func ReadMooncake(in io.Reader, load, jitter float64) (Workload, error) {
 	if jitter < 0 {
 		jitter = traceQuantum

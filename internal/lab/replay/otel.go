@@ -74,8 +74,7 @@ func (a *genAI) read(text json.RawMessage) error {
 	return nil
 }
 
-// whole parses a whole number, 0 from null. OTLP writes 64-bit integers as strings, some
-// writers all numbers as floats.
+// whole parses a whole number, 0 from null. OTLP writes 64-bit integers as strings, some writers all numbers as floats.
 func whole(text json.RawMessage) (int64, error) {
 	text = bytes.Trim(text, `"`)
 	if string(text) == "null" {
@@ -97,8 +96,7 @@ type span struct {
 	genAI
 }
 
-// readSpan reads a span whose attributes are in an object or list "attributes" or in the
-// span object itself.
+// readSpan reads a span whose attributes are in an object or list "attributes" or in the span object itself.
 func readSpan(text json.RawMessage) (s span, err error) {
 	var fields struct {
 		Start      json.RawMessage `json:"start_time_unix_nano"`
@@ -127,8 +125,7 @@ func readSpan(text json.RawMessage) (s span, err error) {
 	return s, nil
 }
 
-// readSpans reads a line: a span, or an OTLP export. Spans without tokens are of other
-// kinds and skipped.
+// readSpans reads a line: a span, or an OTLP export. Spans without tokens are of other kinds and skipped.
 func readSpans(line []byte) ([]span, error) {
 	var export struct {
 		Resources []struct {
@@ -164,12 +161,10 @@ func readSpans(line []byte) ([]span, error) {
 	return spans, nil
 }
 
-// ReadOTel reads spans of generative-AI requests, one JSON object per line: a span with
-// start_time_unix_nano and the attributes gen_ai.conversation.id (or session.id),
-// gen_ai.usage.input_tokens and gen_ai.usage.output_tokens, or the output of OTLP's file
-// exporter. Spans have no content: a turn's prompt is assumed to begin with the prompt of
-// the turn before it, as far as it is long enough, and to share nothing with other
-// conversations.
+// ReadOTel reads spans of generative-AI requests, one JSON object per line: a span with start_time_unix_nano and the
+// attributes gen_ai.conversation.id (or session.id), gen_ai.usage.input_tokens and gen_ai.usage.output_tokens, or the
+// output of OTLP's file exporter. Spans have no content: a turn's prompt is assumed to begin with the prompt of the
+// turn before it, as far as it is long enough, and to share nothing with other conversations.
 func ReadOTel(in io.Reader, load, jitter float64) (Workload, error) {
 	var spans []span
 	err := eachLine(in, "spans", func(line []byte) error {

@@ -18,12 +18,10 @@ type Policy struct {
 	Config routing.Config
 	// NoID hides conversation ids, NoCredit the prompts sent and not yet confirmed.
 	NoID, NoCredit bool
-	// Oracle gives all ranks one infinite cache in addition to their own, so that no choice
-	// of the router costs a hit. Informed lets the router know it too: it then balances
-	// load only, which is the bound for any router.
+	// Oracle gives all ranks one infinite cache in addition to their own, so that no choice of the router costs a hit.
+	// Informed lets the router know it too: it then balances load only, which is the bound for any router.
 	Oracle, Informed bool
-	// Order is that of held requests (Config.Hold) as in flow.order; "" is shortest. Tenants
-	// share the capacity.
+	// Order is that of held requests (Config.Hold) as in flow.order; "" is shortest. Tenants share the capacity.
 	Order   string
 	Tenants bool
 	// Programs admits conversations whole, as with flow.kv_tokens.
@@ -133,8 +131,7 @@ func PolicyByName(name string) (Policy, error) {
 	return p, nil
 }
 
-// set changes one setting of a policy, given as path=value with the keys of the
-// configuration's routing.policy.
+// set changes one setting of a policy, given as path=value with the keys of the configuration's routing.policy.
 func set(policy *routing.Policy, setting string) error {
 	path, value, ok := strings.Cut(setting, "=")
 	if !ok {
@@ -150,12 +147,10 @@ func set(policy *routing.Policy, setting string) error {
 	return nil
 }
 
-// weightSetting is the prefix of kv-aware's names with an overlap weight other than the
-// default.
+// weightSetting is the prefix of kv-aware's names with an overlap weight other than the default.
 const weightSetting, defaultWeight = "kv-aware?cost.miss=", "6"
 
-// Sweep lists the policies that show how a workload reacts to the most important settings:
-// the overlap weight first.
+// Sweep lists the policies that show how a workload reacts to the most important settings: the overlap weight first.
 func Sweep() []string {
 	var names []string
 	for _, weight := range []string{"1", "2", "3", "4", defaultWeight, "8", "12", "20"} {

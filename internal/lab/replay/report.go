@@ -44,8 +44,7 @@ type Result struct {
 	Refused float64 `json:"refused"`
 	// Preempted counts preemptions by engines.
 	Preempted float64 `json:"preempted"`
-	// Copies is how often a burst's prefix was computed, Others95 the TTFT p95 of the
-	// requests outside bursts.
+	// Copies is how often a burst's prefix was computed, Others95 the TTFT p95 of the requests outside bursts.
 	Copies   float64 `json:"copies"`
 	Others95 float64 `json:"others95"`
 	// Goodput is the requests per second that meet sloTTFT and sloITL, Jain the index of
@@ -318,8 +317,7 @@ func isDefault(policy string) bool {
 	return policy == routing.DefaultPreset || policy == weightSetting+defaultWeight
 }
 
-// against describes a policy's p90 and whether its distance from the default's exceeds the
-// deviations over seeds.
+// against describes a policy's p90 and whether its distance from the default's exceeds the deviations over seeds.
 func against(row, usual *Row) string {
 	text := fmt.Sprintf("%s, %.2f s ± %.2f", row.Policy, row.Mean.TTFT90, row.Deviation.TTFT90)
 	switch {

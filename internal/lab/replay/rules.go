@@ -79,8 +79,7 @@ type pick struct {
 	held, miss []float64
 }
 
-// peer makes a policy function of a rule that returns the cost of a rank; the least wins, ties
-// are random.
+// peer makes a policy function of a rule that returns the cost of a rank; the least wins, ties are random.
 func peer(rule func(p *pick) func(slot int) float64) func(*simulation, *record) kvindex.Slot {
 	return func(s *simulation, rec *record) kvindex.Slot {
 		n := s.ranks()
@@ -121,8 +120,7 @@ func (p *pick) least(cost func(slot int) float64) int {
 	return best
 }
 
-// bounds returns the least and the greatest value over ranks that may get requests, and the
-// mean.
+// bounds returns the least and the greatest value over ranks that may get requests, and the mean.
 func (p *pick) bounds(value func(slot int) float64) (least, most, mean float64) {
 	least, n := math.Inf(1), 0.0
 	for slot := range p.load {
@@ -188,9 +186,8 @@ func lmetric(p *pick) func(slot int) float64 {
 	return func(slot int) float64 { return max(p.miss[slot], 1) * (p.active(slot) + 1) }
 }
 
-// dualMap hashes the shortest prefix that fewer than one in ranks requests share to two ranks,
-// and takes the one with the greater match if its expected TTFT meets the target, else the
-// sooner one. Requests that queue are not migrated.
+// dualMap hashes the shortest prefix that fewer than one in ranks requests share to two ranks, and takes the one with
+// the greater match if its expected TTFT meets the target, else the sooner one. Requests that queue are not migrated.
 func dualMap(p *pick) func(slot int) float64 {
 	st, n := &p.s.peers, len(p.load)
 	st.total++

@@ -17,8 +17,7 @@ type Options struct {
 	Policies   []string
 	Seeds      []uint64
 	Conditions Conditions
-	// Progress, if not nil, is called before every run, never concurrently; run counts from
-	// 1 to runs.
+	// Progress, if not nil, is called before every run, never concurrently; run counts from 1 to runs.
 	Progress func(policy string, seed uint64, run, runs int)
 }
 
@@ -48,8 +47,7 @@ func Run(o Options) (*Report, error) {
 	var workers sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), len(runs)) {
 		workers.Go(func() {
-			// The goroutine keeps its thread during the run, so that the thread's processor
-			// time is the run's.
+			// The goroutine keeps its thread during the run, so that the thread's processor time is the run's.
 			runtime.LockOSThread()
 			for n := range next {
 				policy, seed := &policies[n/len(o.Seeds)], o.Seeds[n%len(o.Seeds)]

@@ -32,8 +32,7 @@ type Scenario struct {
 // Case is a scenario with changes.
 type Case struct {
 	Name string `yaml:"name"`
-	// Workload replaces the scenario's if it is not empty; a field of Fleet if it is not
-	// zero.
+	// Workload replaces the scenario's if it is not empty; a field of Fleet if it is not zero.
 	Workload   Source     `yaml:"workload"`
 	Fleet      Shape      `yaml:"fleet"`
 	Conditions Conditions `yaml:"conditions"`
@@ -104,8 +103,7 @@ func rowNumber(row string) int {
 	return n
 }
 
-// LoadScenario returns a scenario of the project by name, or reads a file whose name ends
-// in .yaml.
+// LoadScenario returns a scenario of the project by name, or reads a file whose name ends in .yaml.
 func LoadScenario(name string) (*Scenario, error) {
 	var text []byte
 	var err error

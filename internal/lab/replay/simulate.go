@@ -18,9 +18,8 @@ import (
 type Conditions struct {
 	// EventDelay is the time in seconds from the end of a step until its events arrive.
 	EventDelay float64 `yaml:"event_delay"`
-	// EventLoss is the fraction of event batches that are lost: for good and unnoticed, or,
-	// if EventReplay is above 0, until they are replayed that many seconds later. Later
-	// batches of the rank wait for a replay.
+	// EventLoss is the fraction of event batches that are lost: for good and unnoticed, or, if EventReplay is above 0,
+	// until they are replayed that many seconds later. Later batches of the rank wait for a replay.
 	EventLoss   float64 `yaml:"event_loss"`
 	EventReplay float64 `yaml:"event_replay"`
 	// Replicas is the number of routers that get requests in turn, 0 for one. Each has its
@@ -371,8 +370,7 @@ func (s *simulation) uncached(rec *record) int64 {
 	return max(int64(rec.Prompt)-best, 0)
 }
 
-// serve places waiting requests whose target has room, and four times a second all that may
-// go elsewhere.
+// serve places waiting requests whose target has room, and four times a second all that may go elsewhere.
 func (s *simulation) serve() {
 	all := s.now >= s.nextLook
 	if all {
@@ -440,8 +438,7 @@ func (s *simulation) enqueue(slot kvindex.Slot, j *job) {
 	}
 }
 
-// transfer sends the KV cache of a finished prefill leg to the decode target: only
-// the blocks that it lacks.
+// transfer sends the KV cache of a finished prefill leg to the decode target: only the blocks that it lacks.
 func (s *simulation) transfer(j *job) {
 	_, k := s.at(j.slot)
 	held := 0

@@ -13,16 +13,14 @@ type Request struct {
 	Conversation string
 	// Prompt and Output are lengths in tokens.
 	Prompt, Output int
-	// Blocks name the prompt's full blocks; a name stands for the whole prefix up to its
-	// block.
+	// Blocks name the prompt's full blocks; a name stands for the whole prefix up to its block.
 	Blocks []uint64
 	// Answer names the full blocks after these that prompt and output have together, as far
 	// as a later request repeats them.
 	Answer []uint64
 	// WarmUp requests are not measured.
 	WarmUp bool
-	// Burst numbers requests that arrive together with a new prefix of BurstPrefix tokens;
-	// 0 for all others.
+	// Burst numbers requests that arrive together with a new prefix of BurstPrefix tokens; 0 for all others.
 	Burst       int
 	BurstPrefix int
 
