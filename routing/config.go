@@ -26,9 +26,8 @@ type Config struct {
 	PrefixSkip int `json:"prefix_skip" yaml:"prefix_skip"`
 	// Node makes the generated conversation keys of replicas differ.
 	Node uint64 `json:"node" yaml:"node"`
-	// HashSeed keys the hashes of clients' ids, by which random ties are broken and conversations are
-	// found. Any value; keep it secret where clients are not trusted, and equal on replicas that are to
-	// break ties alike.
+	// HashSeed keys the hashes of clients' ids, by which random ties are broken and conversations are found. Any value;
+	// keep it secret where clients are not trusted, and equal on replicas that are to break ties alike.
 	HashSeed uint64 `json:"hash_seed,omitempty" jsonschema:"-" yaml:"-"`
 	// ReportTTL is how long an engine's load report is used. 10 ms to 10 min.
 	ReportTTL time.Duration `json:"report_ttl" yaml:"report_ttl"`
@@ -46,8 +45,7 @@ type Config struct {
 	KVTokens int64 `json:"kv_tokens,omitempty" jsonschema:"-" yaml:"-"`
 	// Unmet is what is done with a request whose Query.TTFT cannot be met; "" is UnmetRoute.
 	Unmet Unmet `json:"unmet,omitempty" jsonschema:"-" yaml:"-"`
-	// RemoteTTL ends bookings of other replicas if their release was lost. It is longer
-	// than any request. 1 s to 24 h.
+	// RemoteTTL ends bookings of other replicas if their release was lost. It is longer than any request. 1 s to 24 h.
 	RemoteTTL time.Duration `json:"remote_ttl" yaml:"remote_ttl"`
 	// PrefillRate is a target's prefill speed in tokens per second. Retry hints use it,
 	// and a wait that is not ten times longer is never suspect. 1 to 10^7.

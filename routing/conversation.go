@@ -7,8 +7,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Key identifies a conversation by 128 bits of hash, so that the table needs no
-// strings. The zero Key is none.
+// Key identifies a conversation by 128 bits of hash, so that the table needs no strings. The zero Key is none.
 type Key struct {
 	Hi uint64 `json:"hi"`
 	Lo uint64 `json:"lo"`
@@ -45,14 +44,12 @@ type entry struct {
 	turns uint32
 }
 
-// step is one block of one conversation's prompt. A block hash covers all blocks
-// before it, so the steps of all conversations are a trie: its nodes are the
-// distinct hashes.
+// step is one block of one conversation's prompt. A block hash covers all blocks before it, so the steps of all
+// conversations are a trie: its nodes are the distinct hashes.
 type step struct {
 	hash uint64
 	conv uint32
-	// up is the step before in the same conversation; next and prev link the steps of
-	// equal hash, newest first.
+	// up is the step before in the same conversation; next and prev link the steps of equal hash, newest first.
 	up, next, prev uint32
 }
 
@@ -60,9 +57,8 @@ type step struct {
 // newest maxSiblings has an eligible target, a shorter prefix is tried.
 const maxSiblings = 1024
 
-// conversations is an LRU table of conversations, bounded in number and in steps. An
-// explicit id takes 48 bytes and a place, a block of an implicit one 24 bytes and a
-// place.
+// conversations is an LRU table of conversations, bounded in number and in steps. An explicit id takes 48 bytes and a
+// place, a block of an implicit one 24 bytes and a place.
 type conversations struct {
 	max, maxSteps int
 	entries       []entry
@@ -152,9 +148,8 @@ func (c *conversations) bind(i uint32, slot kvindex.Slot) {
 	c.bySlot[slot] = i
 }
 
-// What counts for pool.returning: the first countedTurns turns of a conversation with prompts of at
-// least countedPrompt tokens. Otherwise a client with one id, or with tiny prompts, could set the
-// share for all.
+// What counts for pool.returning: the first countedTurns turns of a conversation with prompts of at least countedPrompt
+// tokens. Otherwise a client with one id, or with tiny prompts, could set the share for all.
 const (
 	countedTurns  = 32
 	countedPrompt = 256
@@ -236,8 +231,7 @@ func (c *conversations) setPath(i uint32, blocks []uint64) {
 	for int(e.depth) > len(blocks) {
 		c.popStep(i)
 	}
-	// A block hash covers its ancestors: the first equal one from the end means that
-	// all before it are equal.
+	// A block hash covers its ancestors: the first equal one from the end means that all before it are equal.
 	for e.depth > 0 && c.steps[e.path].hash != blocks[e.depth-1] {
 		c.popStep(i)
 	}

@@ -18,8 +18,7 @@ type workerSum struct {
 	at int32
 }
 
-// gate reports whether overlaps count: the best one must be strictly above the
-// threshold.
+// gate reports whether overlaps count: the best one must be strictly above the threshold.
 func (d *decision) gate() bool {
 	g := &d.req.policy.Gate
 	if !g.On {
@@ -91,8 +90,7 @@ func (d *decision) sumWorkers(cands []candidate) []workerSum {
 	return sums
 }
 
-// firstPhase chooses a worker. It returns true if that decided; otherwise it keeps only
-// the ranks of the chosen worker.
+// firstPhase chooses a worker. It returns true if that decided; otherwise it keeps only the ranks of the chosen worker.
 func (d *decision) firstPhase() bool {
 	if d.req.policy.Level == Flat {
 		return false

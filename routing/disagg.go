@@ -12,8 +12,7 @@ import (
 type Disagg struct {
 	// Mode is the rule.
 	Mode DisaggMode `json:"mode" yaml:"mode"`
-	// Threshold is for ModeThreshold: disaggregate from this many tokens on; always if it
-	// is 0 or less.
+	// Threshold is for ModeThreshold: disaggregate from this many tokens on; always if it is 0 or less.
 	Threshold int64 `json:"threshold" yaml:"threshold"`
 	// WholePrompt compares the threshold with the prompt's tokens instead of those that
 	// are uncached on the chosen decode target.
@@ -49,11 +48,9 @@ const (
 	ModeOff DisaggMode = "off"
 	// ModeThreshold compares tokens with a threshold (>=).
 	ModeThreshold DisaggMode = "threshold"
-	// ModeConditional disaggregates if nothing matches, or more than MaxLocalPrefill
-	// tokens are uncached (>).
+	// ModeConditional disaggregates if nothing matches, or more than MaxLocalPrefill tokens are uncached (>).
 	ModeConditional DisaggMode = "conditional"
-	// ModeCost compares the cost of computing on the decode target and in the prefill
-	// pool.
+	// ModeCost compares the cost of computing on the decode target and in the prefill pool.
 	ModeCost DisaggMode = "cost"
 )
 
@@ -65,8 +62,7 @@ func defaultDisagg() Disagg {
 		LocalBelow: 512, Prefill: kvAware(), Decode: decode}
 }
 
-// Problems lists the settings of the rule that are out of their bounds, not those of
-// the two policies.
+// Problems lists the settings of the rule that are out of their bounds, not those of the two policies.
 func (d *Disagg) Problems() []Problem {
 	var found problems
 	d.checkRule("", &found)
@@ -92,12 +88,10 @@ func (d *Disagg) checkRule(prefix string, ps *problems) {
 	})
 }
 
-// EstimateTokens estimates the tokens of a prompt by its code points, for prompts that
-// cannot be tokenized.
+// EstimateTokens estimates the tokens of a prompt by its code points, for prompts that cannot be tokenized.
 func EstimateTokens(chars int) int64 { return int64(chars / 4) }
 
-// wanted reports whether the rules that look only at the decode target want a prefill
-// worker.
+// wanted reports whether the rules that look only at the decode target want a prefill worker.
 func (d *Disagg) wanted(prompt int64, decode *candidate) bool {
 	switch d.Mode {
 	case ModeThreshold:

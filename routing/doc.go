@@ -1,11 +1,9 @@
-// Package routing chooses the target of a request: the worker and the data-parallel
-// rank that serve it, and the prefill target if the request is disaggregated. It has
-// no I/O, no clock, no goroutines and no global randomness. Time comes in as the
-// duration since start, and seeds come from request ids: the same state and the same
-// request give the same decision.
+// Package routing chooses the target of a request: the worker and the data-parallel rank that serve it, and the prefill
+// target if the request is disaggregated. It has no I/O, no clock, no goroutines and no global randomness. Time comes
+// in as the duration since start, and seeds come from request ids: the same state and the same request give the same
+// decision.
 //
-// Keep one Router under one mutex, tell it which targets exist, and ask it once per
-// request:
+// Keep one Router under one mutex, tell it which targets exist, and ask it once per request:
 //
 //	r, err := routing.New(routing.DefaultConfig())
 //	r.SetTarget(slot, routing.TargetInfo{Target: t, Ready: true})
@@ -14,15 +12,13 @@
 //	r.FirstToken(now, plan.Reservation) // the answer has begun
 //	r.Release(now, plan.Reservation)    // the request has ended, in whatever way
 //
-// Pick chooses and books in one step, so that requests of a burst see each other. A
-// Policy is a set of stages (eligible, suspect, sticky, cap, ttft, warm_up, first_turn, gate,
-// cost, pick), most of which can be off; a preset is a Policy with a name. Each stage
-// adds a line to the Explanation if Pick gets one.
+// Pick chooses and books in one step, so that requests of a burst see each other. A Policy is a set of stages
+// (eligible, suspect, sticky, cap, ttft, warm_up, first_turn, gate, cost, pick), most of which can be off; a preset is
+// a Policy with a name. Each stage adds a line to the Explanation if Pick gets one.
 //
-// Stability: the exported API follows the module's version; before v1 it may change in
-// a minor version, with a note in the changelog. The names of presets and the keys of
-// Config in YAML stay readable. The JSON forms of State, Decision and Explanation are
-// for debugging and may change in every version.
+// Stability: the exported API follows the module's version; before v1 it may change in a minor version, with a note in
+// the changelog. The names of presets and the keys of Config in YAML stay readable. The JSON forms of State, Decision
+// and Explanation are for debugging and may change in every version.
 //
 // A Router is not safe for concurrent use.
 package routing

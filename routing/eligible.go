@@ -91,8 +91,7 @@ func (d *decision) eligible() {
 	}
 }
 
-// preferZone drops other zones unless that would leave nothing, or only targets at the hard
-// cap.
+// preferZone drops other zones unless that would leave nothing, or only targets at the hard cap.
 func (d *decision) preferZone() {
 	near := func(c *candidate) bool { return d.r.targets[c.slot].info.Zone == d.req.zone }
 	if slices.ContainsFunc(d.cands, func(c candidate) bool { return near(&c) && d.belowCap(&c) }) {
@@ -140,8 +139,7 @@ func (d *decision) weigh(c *candidate, t *target) {
 	c.work += t.report.foreignTokens
 }
 
-// admit returns why a target is not eligible. Permanent reasons come before temporary
-// ones.
+// admit returns why a target is not eligible. Permanent reasons come before temporary ones.
 func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidate, limits *Limits) Reason {
 	switch role := t.role; {
 	case d.req.pool == Prefill && role == Decode, d.req.pool != Prefill && role == Prefill && !d.req.whole, t.worker == d.req.worker:

@@ -9,9 +9,8 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Explanation is the reasons of a decision. Pass nil to Pick if none is wanted: that
-// costs nothing. An Explanation can be passed again, which resets it and reuses its
-// memory.
+// Explanation is the reasons of a decision. Pass nil to Pick if none is wanted: that costs nothing. An Explanation can
+// be passed again, which resets it and reuses its memory.
 type Explanation struct {
 	Request      string `json:"request"`
 	Model        string `json:"model,omitempty"`
@@ -71,9 +70,8 @@ func (e *Explanation) begin(q *Query) {
 		Verdicts: e.Verdicts[:0], Candidates: e.Candidates[:0], costs: e.costs[:0]}
 }
 
-// sayf adds a stage's line; a nil Explanation takes none. Arguments are strings, ints,
-// int64s, float64s and bools. They are copied, so that the compiler sees that they do
-// not escape: without an Explanation nothing is allocated.
+// sayf adds a stage's line; a nil Explanation takes none. Arguments are strings, ints, int64s, float64s and bools. They
+// are copied, so that the compiler sees that they do not escape: without an Explanation nothing is allocated.
 func (e *Explanation) sayf(stage, format string, args ...any) {
 	if e == nil {
 		return

@@ -1,7 +1,6 @@
 package routing
 
-// mix is the finaliser of splitmix64: a bijection whose output bits depend on all
-// input bits.
+// mix is the finaliser of splitmix64: a bijection whose output bits depend on all input bits.
 func mix(x uint64) uint64 {
 	x ^= x >> 30
 	x *= 0xBF58476D1CE4E5B9
@@ -10,9 +9,8 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// hashString hashes s under a seed. It is the same on every machine and in every
-// process, so that replicas of one Config.HashSeed break ties alike. It is not safe against
-// chosen texts.
+// hashString hashes s under a seed. It is the same on every machine and in every process, so that replicas of one
+// Config.HashSeed break ties alike. It is not safe against chosen texts.
 func hashString(seed uint64, s string) uint64 {
 	h := seed ^ 0xCBF29CE484222325
 	for i := range len(s) {

@@ -9,10 +9,9 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// With Config.Hold a request is not sent to wait in an engine's queue, where its place
-// is fixed: Pick refuses it while its best target is saturated. The caller keeps it
-// in a Queue and asks again when the target has room, with the overlaps of that moment.
-// Engines compute 8,192 tokens a step by default: one step in the queue keeps them busy.
+// With Config.Hold a request is not sent to wait in an engine's queue, where its place is fixed: Pick refuses it while
+// its best target is saturated. The caller keeps it in a Queue and asks again when the target has room, with the
+// overlaps of that moment. Engines compute 8,192 tokens a step by default: one step in the queue keeps them busy.
 const (
 	// fullKV is the KV usage at which a target with waiting requests is saturated, if two
 	// reports in a row say so; at roomKV it no longer is.
@@ -83,9 +82,8 @@ func (r *Router) commitLocal(now time.Duration, q *Query, c *choice) (Plan, erro
 	return r.commit(now, q, c, nil), nil
 }
 
-// queued is the uncached tokens queued on a target, without those that its engine has started
-// on. Load that only engines know of counts if two reports in a row have it and the last one
-// is fresh.
+// queued is the uncached tokens queued on a target, without those that its engine has started on. Load that only
+// engines know of counts if two reports in a row have it and the last one is fresh.
 func (r *Router) queued(now time.Duration, t *target) int64 {
 	if t.report.fresh(now, r.config.ReportTTL) {
 		return t.load.Queue - t.startedTokens + min(t.report.foreignTokens, t.report.before)
@@ -93,8 +91,7 @@ func (r *Router) queued(now time.Duration, t *target) int64 {
 	return t.load.Queue - t.startedTokens
 }
 
-// Saturated reports whether requests are held rather than sent to a target. Unknown slots
-// are not saturated.
+// Saturated reports whether requests are held rather than sent to a target. Unknown slots are not saturated.
 func (r *Router) Saturated(now time.Duration, slot kvindex.Slot) bool {
 	return !r.slotUnknown(slot) && r.saturated(now, &r.targets[slot])
 }
@@ -140,10 +137,9 @@ func (r *Router) Saturation(now time.Duration, model string, limit int64) (satur
 	return saturation / max(n, 1), work, rate
 }
 
-// hold marks the choice as held if its target is saturated, unless another target is idle and
-// the request has waited holdFactor times as long as computing the additional misses there
-// takes. A target that is merely not saturated is not taken: in an overload that would give up
-// the caches, and with them throughput.
+// hold marks the choice as held if its target is saturated, unless another target is idle and the request has waited
+// holdFactor times as long as computing the additional misses there takes. A target that is merely not saturated is not
+// taken: in an overload that would give up the caches, and with them throughput.
 func (d *decision) hold() {
 	r := d.r
 	if t := &r.targets[d.out.slot]; d.unmet && t.progress.Due > d.now {

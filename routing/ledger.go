@@ -279,8 +279,7 @@ func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot
 	return true
 }
 
-// change moves a booking's load: change sets its new targets or phase. Its time to the first token is
-// predicted anew.
+// change moves a booking's load: change sets its new targets or phase. Its time to the first token is predicted anew.
 func (r *Router) change(now time.Duration, res *reservation, change func()) {
 	seen := res.Forecast.learns
 	r.withdraw(res)

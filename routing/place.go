@@ -49,8 +49,7 @@ func (d *decision) findBestOverlap() {
 	}
 }
 
-// fairShareCap rounds up twice: a fair share of 1 with multiplier 1.5 is 2. The cap is
-// never below the busiest target.
+// fairShareCap rounds up twice: a fair share of 1 with multiplier 1.5 is 2. The cap is never below the busiest target.
 func fairShareCap(multiplier float64, total, targets, busiest int64) int64 {
 	return max(int64(math.Ceil(multiplier*float64(ceilDiv(total, targets)))), busiest)
 }
@@ -141,9 +140,8 @@ func (d *decision) part(near func(c *candidate) bool) []candidate {
 	return d.cands[from:to]
 }
 
-// wait is the prefill that the request would wait for on a target, its own included,
-// plus the price of the requests that are there. Without that a target that starts
-// answers and never ends them would look idle.
+// wait is the prefill that the request would wait for on a target, its own included, plus the price of the requests
+// that are there. Without that a target that starts answers and never ends them would look idle.
 func (d *decision) wait(c *candidate, returning float64) float64 {
 	return (float64(c.miss)*(1-returning)+float64(c.queue)+heldPart*returning*float64(c.held))/c.speed + d.req.policy.Cost.Active*float64(c.active)
 }

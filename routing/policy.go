@@ -8,8 +8,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Policy is the settings of all stages. Start from a Preset: the zero value of a field
-// is a value, not "default".
+// Policy is the settings of all stages. Start from a Preset: the zero value of a field is a value, not "default".
 type Policy struct {
 	// Level is the unit that is chosen first.
 	Level Level `json:"level" yaml:"level"`
@@ -32,11 +31,10 @@ type Policy struct {
 	Pick Pick `json:"pick" yaml:"pick"`
 	// Limits drop busy targets.
 	Limits Limits `json:"limits" yaml:"limits"`
-	// Returning is how far the rule follows the observed share of requests that continue a
-	// known conversation, s. r = Returning * (4s - 2), within 0 and Returning, is 0 up to two
-	// turns per conversation and greatest from four on. A miss costs 1 - r/2 of Cost.Miss.
-	// FirstTurn counts 1 - r of a new conversation's misses and of Slack, and its MaxOverlap
-	// is at least 2r. 0 to 1.
+	// Returning is how far the rule follows the observed share of requests that continue a known conversation, s.
+	// r = Returning * (4s - 2), within 0 and Returning, is 0 up to two turns per conversation and greatest from four on.
+	// A miss costs 1 - r/2 of Cost.Miss. FirstTurn counts 1 - r of a new conversation's misses and of Slack, and its
+	// MaxOverlap is at least 2r. 0 to 1.
 	Returning float64 `json:"returning" yaml:"returning"`
 	// PinOverflow ignores a pin whose target is full.
 	PinOverflow bool `json:"pin_overflow" yaml:"pin_overflow"`
@@ -67,8 +65,7 @@ type Sticky struct {
 	BindingWins bool `json:"binding_wins" yaml:"binding_wins"`
 	// Implicit recognises conversations without an id by their prefix.
 	Implicit bool `json:"implicit" yaml:"implicit"`
-	// MatchThreshold is the part of the prompt's blocks that must match, inclusive;
-	// 0 to 1.
+	// MatchThreshold is the part of the prompt's blocks that must match, inclusive; 0 to 1.
 	MatchThreshold float64 `json:"match_threshold" yaml:"match_threshold"`
 }
 
@@ -85,15 +82,12 @@ const (
 type FirstTurn struct {
 	// Placement is off, near, round_robin, least_queued or least_tokens.
 	Placement Placement `json:"placement" yaml:"placement"`
-	// Slack bounds near: targets whose miss + queue + cost.active * requests is within
-	// this many tokens of the least, or as many as the prompt has if these are fewer, take
-	// turns. One engine step (the chunk budget). 0 to 65536.
+	// Slack bounds near: targets whose miss + queue + cost.active * requests is within this many tokens of the least,
+	// or as many as the prompt has if these are fewer, take turns. One engine step (the chunk budget). 0 to 65536.
 	Slack int64 `json:"slack" yaml:"slack"`
-	// MaxOverlap skips the stage for prompts of which a target holds a greater part; 1
-	// never does. 0 to 1.
+	// MaxOverlap skips the stage for prompts of which a target holds a greater part; 1 never does. 0 to 1.
 	MaxOverlap float64 `json:"max_overlap" yaml:"max_overlap"`
-	// WithoutID takes a request without a conversation id for a new conversation (if
-	// MaxOverlap allows).
+	// WithoutID takes a request without a conversation id for a new conversation (if MaxOverlap allows).
 	WithoutID bool `json:"without_id" yaml:"without_id"`
 	// Unbound extends the stage to every request that the sticky stage did not place:
 	// later turns that overflow, requests without an id.
@@ -114,22 +108,19 @@ const (
 // Gate is the stage that ignores overlaps when the best one is small.
 type Gate struct {
 	On bool `json:"on" yaml:"on"`
-	// Threshold is the part of the prompt that the best eligible overlap must exceed,
-	// strictly; 0 to 1.
+	// Threshold is the part of the prompt that the best eligible overlap must exceed, strictly; 0 to 1.
 	Threshold float64 `json:"threshold" yaml:"threshold"`
 }
 
 // Cap is the stage that bounds the requests of a target.
 type Cap struct {
-	// FairShare drops targets at min(max(ceil(Multiplier*ceil(total/targets)),
-	// busiest), Hard) requests.
+	// FairShare drops targets at min(max(ceil(Multiplier*ceil(total/targets)), busiest), Hard) requests.
 	FairShare bool `json:"fair_share" yaml:"fair_share"`
 	// Multiplier is at least 1.
 	Multiplier float64 `json:"multiplier" yaml:"multiplier"`
 	// Hard is the greatest number of requests of one target, 0 for no bound.
 	Hard int64 `json:"hard" yaml:"hard"`
-	// Overflow takes the target with the fewest requests where all are at the cap, instead
-	// of refusing the request.
+	// Overflow takes the target with the fewest requests where all are at the cap, instead of refusing the request.
 	Overflow bool `json:"overflow" yaml:"overflow"`
 }
 
@@ -178,8 +169,7 @@ type Cost struct {
 
 // Pick is the last stage: the least cost wins.
 type Pick struct {
-	// Then compares targets of equal cost: queue (with 1 % of the resident tokens),
-	// work, active or nothing; less wins.
+	// Then compares targets of equal cost: queue (with 1 % of the resident tokens), work, active or nothing; less wins.
 	Then Then `json:"then" yaml:"then"`
 	// Ties chooses among the targets that Then leaves equal.
 	Ties Ties `json:"ties" yaml:"ties"`
@@ -205,8 +195,7 @@ const (
 type Ties string
 
 const (
-	// TiesRandom draws by the seed: uniform, and the same in all replicas of one
-	// Config.HashSeed.
+	// TiesRandom draws by the seed: uniform, and the same in all replicas of one Config.HashSeed.
 	TiesRandom Ties = "random"
 	// TiesLowest takes the first target in order of worker and rank.
 	TiesLowest Ties = "lowest"
@@ -232,11 +221,9 @@ type Limits struct {
 	MaxQueue int64 `json:"max_queue" yaml:"max_queue"`
 	// MaxKVUsage is the reported part of the KV cache in use, 0 to 1.
 	MaxKVUsage float64 `json:"max_kv_usage" yaml:"max_kv_usage"`
-	// ShedAt is the part of the limits at which requests of negative priority are
-	// refused; above 0, up to 1.
+	// ShedAt is the part of the limits at which requests of negative priority are refused; above 0, up to 1.
 	ShedAt float64 `json:"shed_at" yaml:"shed_at"`
-	// SuspendAfter drops targets whose reports stopped that long ago. Their index entries
-	// stay.
+	// SuspendAfter drops targets whose reports stopped that long ago. Their index entries stay.
 	SuspendAfter time.Duration `json:"suspend_after" yaml:"suspend_after"`
 }
 

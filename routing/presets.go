@@ -40,8 +40,7 @@ func kvAware() Policy {
 	return p
 }
 
-// trt gates small overlaps, caps requests at a fair share and adds the share of work to
-// the miss.
+// trt gates small overlaps, caps requests at a fair share and adds the share of work to the miss.
 func trt() Policy {
 	p := neutral()
 	p.Gate.On = true

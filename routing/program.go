@@ -9,8 +9,7 @@ const (
 	// programPart is the part of the KV memory that live programs may expect to use. The rest is for
 	// prefixes that several targets hold, and for answers.
 	programPart = 0.6
-	// programIdle is how long a program's blocks are kept for it between two turns: most agents'
-	// tools answer sooner.
+	// programIdle is how long a program's blocks are kept for it between two turns: most agents' tools answer sooner.
 	programIdle = 3 * time.Second
 )
 

@@ -15,8 +15,7 @@ type Query struct {
 	// Model is the model or adapter asked for. "" matches every target, and so does a name that
 	// no target lists, except with Listed.
 	Model string `json:"model,omitempty"`
-	// Listed reports that Model is known: while no target lists it, only those that list none may
-	// serve it.
+	// Listed reports that Model is known: while no target lists it, only those that list none may serve it.
 	Listed bool `json:"listed,omitempty"`
 	// PromptTokens is the prompt's length, exact or estimated.
 	PromptTokens int64 `json:"prompt_tokens"`
@@ -35,8 +34,7 @@ type Query struct {
 	Subset *SlotSet `json:"subset,omitempty"`
 	// Priority below 0 lets the request be refused early, see Limits.ShedAt.
 	Priority int `json:"priority,omitempty"`
-	// Local keeps the prefill on the decode target: the request cannot be
-	// disaggregated.
+	// Local keeps the prefill on the decode target: the request cannot be disaggregated.
 	Local bool `json:"local,omitempty"`
 	// Waited is how long the request has been held, see Config.Hold; below 0 it is not held.
 	Waited time.Duration `json:"waited,omitempty"`
@@ -45,9 +43,8 @@ type Query struct {
 	TTFT time.Duration `json:"ttft,omitempty"`
 	// Whole reports that the answer is not streamed: its first token cannot be observed.
 	Whole bool `json:"whole,omitempty"`
-	// Lookup reports that the engine computes nothing: it reads or cancels an answer that it has.
-	// No limit or cap refuses it, and its answer does not show that the engine computes. Other
-	// replicas do not get its booking.
+	// Lookup reports that the engine computes nothing: it reads or cancels an answer that it has. No limit or cap
+	// refuses it, and its answer does not show that the engine computes. Other replicas do not get its booking.
 	Lookup bool `json:"lookup,omitempty"`
 }
 
@@ -66,14 +63,12 @@ func (p *Pin) matches(t kvindex.Target) bool {
 	return (p.Worker == "" || p.Worker == t.Worker) && (p.Rank == kvindex.NoRank || p.Rank == t.Rank)
 }
 
-// Overlap is how many of the prompt's tokens a target holds, from the start and
-// without a gap.
+// Overlap is how many of the prompt's tokens a target holds, from the start and without a gap.
 type Overlap struct {
 	Slot kvindex.Slot `json:"slot"`
 	// Tokens is the held tokens per tier; a token counts in its best tier only.
 	Tokens [kvindex.NumTiers]int32 `json:"tokens"`
-	// Speculative is the tokens after those that earlier prompts will leave there, not
-	// confirmed by an event yet.
+	// Speculative is the tokens after those that earlier prompts will leave there, not confirmed by an event yet.
 	Speculative int32 `json:"speculative,omitempty"`
 }
 
@@ -164,8 +159,7 @@ func (r Reason) String() string {
 // busy reports whether the reason ends when requests end.
 func (r Reason) busy() bool { return r >= ReasonBusyActive }
 
-// NoTargetError says that no target may serve the request, and that waiting for other
-// requests does not change that.
+// NoTargetError says that no target may serve the request, and that waiting for other requests does not change that.
 type NoTargetError struct {
 	// Pool is the role that was looked for.
 	Pool Role
@@ -184,8 +178,7 @@ func (e *NoTargetError) Error() string {
 	return text
 }
 
-// CapacityError says that targets exist and that all of them are full: wait, or refuse
-// the request with RetryAfter.
+// CapacityError says that targets exist and that all of them are full: wait, or refuse the request with RetryAfter.
 type CapacityError struct {
 	Pool   Role
 	Counts [NumReasons]int

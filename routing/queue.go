@@ -15,13 +15,11 @@ import (
 type Lane struct {
 	// Class is the model, with whatever else restricts the targets; "" if there is a Slot.
 	Class string
-	// Slot is the target that the waiters are held for, NoSlot if no target has room for
-	// them.
+	// Slot is the target that the waiters are held for, NoSlot if no target has room for them.
 	Slot kvindex.Slot
 	// Unmet is HeldError.Unmet: others that are held for the Slot may be placed before.
 	Unmet bool
-	// New is set for new programs that wait for memory, see Config.KVTokens: those that fit may
-	// pass for a while.
+	// New is set for new programs that wait for memory, see Config.KVTokens: those that fit may pass for a while.
 	New bool
 }
 
@@ -32,8 +30,7 @@ type Waiter struct {
 	Lane Lane
 	// Priority is the band: greater first; below 0 may be shed for others.
 	Priority int
-	// Tenant shares a band's capacity fairly with the band's other tenants, by Weight;
-	// 0 means 1.
+	// Tenant shares a band's capacity fairly with the band's other tenants, by Weight; 0 means 1.
 	Tenant string
 	Weight float64
 	// Tokens is the prompt to be computed: for reports, and for Router.UseQueue.
@@ -68,8 +65,7 @@ type Outcome struct {
 }
 
 const (
-	// ageing is what a second of waiting is worth in tokens, in the order of a tenant's
-	// waiters.
+	// ageing is what a second of waiting is worth in tokens, in the order of a tenant's waiters.
 	ageing = 2000
 	// spareTenants is how many tenants without waiters a band remembers, at least.
 	spareTenants = 256
@@ -87,11 +83,10 @@ const (
 	maxOffers = 64
 )
 
-// Queue is a bounded wait queue. It orders waiters; the caller holds the streams. Greater
-// priority goes first. Within a priority the tenant goes first that was served the fewest
-// tokens by its weight (a virtual token counter: a tenant that comes back starts where the
-// others are). Within a tenant it is least Cost first, with ageing. The zero value refuses
-// all. It is not safe for concurrent use.
+// Queue is a bounded wait queue. It orders waiters; the caller holds the streams. Greater priority goes first. Within a
+// priority the tenant goes first that was served the fewest tokens by its weight (a virtual token counter: a tenant
+// that comes back starts where the others are). Within a tenant it is least Cost first, with ageing. The zero value
+// refuses all. It is not safe for concurrent use.
 type Queue struct {
 	Bounds
 	// Bands are bounds of single priorities, below those of the queue.
@@ -223,10 +218,9 @@ func (q *Queue) Each(f func(w *Waiter)) {
 	}
 }
 
-// Push adds a waiter. If that exceeds a bound others make room: those of negative priority
-// and below the new one's, from the lowest; then the youngest of the tenant that takes the
-// most of its band, as long as that is more than the new one's tenant takes. If that is not
-// enough the new one is refused, and the queue is unchanged.
+// Push adds a waiter. If that exceeds a bound others make room: those of negative priority and below the new one's,
+// from the lowest; then the youngest of the tenant that takes the most of its band, as long as that is more than the
+// new one's tenant takes. If that is not enough the new one is refused, and the queue is unchanged.
 func (q *Queue) Push(w Waiter) (shed []Waiter, accepted bool) {
 	if q.waiters == nil {
 		q.waiters, q.lanes, q.bands = map[uint64]*waiting{}, map[Lane]*lane{}, map[int]*band{}
@@ -495,10 +489,9 @@ func (q *Queue) Charge(program string, plan *Plan) {
 // Placed is the outcome of a waiter that leaves the queue with a plan.
 func Placed(plan *Plan) Outcome { return Outcome{Leaves: true, Served: plan.Miss + perRequest} }
 
-// Place offers the router's free capacity to waiters. With all, waiters whose target is
-// saturated try again too: another one may have become the better choice, as when one becomes
-// idle. While a target is idle, a waiter that stays held blocks no other: what an idle target
-// costs differs between them.
+// Place offers the router's free capacity to waiters. With all, waiters whose target is saturated try again too:
+// another one may have become the better choice, as when one becomes idle. While a target is idle, a waiter that stays
+// held blocks no other: what an idle target costs differs between them.
 func (q *Queue) Place(now time.Duration, r *Router, all bool, offer func(w *Waiter) Outcome) {
 	if q.Len() == 0 {
 		q.idle = 0

@@ -8,8 +8,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Booking is a reservation as replicas exchange it. Slots differ between replicas, so
-// targets are sent by name.
+// Booking is a reservation as replicas exchange it. Slots differ between replicas, so targets are sent by name.
 type Booking struct {
 	// Replica and ID identify the booking at the replica that made it.
 	Replica string        `json:"replica"`
@@ -41,16 +40,14 @@ type remoteLink struct {
 	expires time.Duration
 }
 
-// remotes are the copies of other replicas' bookings. Those whose release was lost
-// expire. All have the same TTL, so fifo is in order of expiry; it also holds some that
-// have ended.
+// remotes are the copies of other replicas' bookings. Those whose release was lost expire. All have the same TTL, so
+// fifo is in order of expiry; it also holds some that have ended.
 type remotes struct {
 	byKey map[remoteKey]ReservationID
 	fifo  []ReservationID
 }
 
-// Booking returns a reservation for ApplyRemote of other replicas; the caller sets
-// Replica.
+// Booking returns a reservation for ApplyRemote of other replicas; the caller sets Replica.
 func (r *Router) Booking(id ReservationID) (Booking, bool) {
 	res := r.ledger.get(id)
 	if res == nil || r.targetOf(res.Decode, res.decodeGen) == nil {
@@ -112,8 +109,7 @@ func (r *Router) poolAt(slot kvindex.Slot) *pool {
 	return r.poolOf(r.targets[slot].model())
 }
 
-// RemoteRelease is Release for a copy of another replica's booking. Unknown ones are
-// ignored.
+// RemoteRelease is Release for a copy of another replica's booking. Unknown ones are ignored.
 func (r *Router) RemoteRelease(now time.Duration, replica string, id ReservationID) bool {
 	local, ok := r.remotes.byKey[remoteKey{replica, id}]
 	return ok && r.Release(now, local)

@@ -6,15 +6,13 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Report is an engine's load report for one target. Reports show the requests that
-// this router did not place.
+// Report is an engine's load report for one target. Reports show the requests that this router did not place.
 type Report struct {
 	// At is when it was measured.
 	At time.Duration
 	// Seq numbers the reports of one source; 0 if they are not numbered.
 	Seq uint64
-	// Full makes the report replace the last one whatever its number, as after a restart
-	// of the source.
+	// Full makes the report replace the last one whatever its number, as after a restart of the source.
 	Full bool
 	// Running and Waiting are requests.
 	Running, Waiting int64
@@ -39,9 +37,8 @@ type reported struct {
 	// row say about the KV cache, nearly what this one says; see Router.saturated.
 	before       int64
 	nearly, full bool
-	// started is above the Numbers of the bookings that the engine has started on: it reported no waiting
-	// requests after they were sent. Without it, requests that are not streamed would count as queued
-	// until they end.
+	// started is above the Numbers of the bookings that the engine has started on: it reported no waiting requests
+	// after they were sent. Without it, requests that are not streamed would count as queued until they end.
 	started uint64
 }
 
@@ -61,8 +58,7 @@ func (r *Router) Report(now time.Duration, slot kvindex.Slot, rep Report) bool {
 	return true
 }
 
-// KVUsage returns the used share of a target's KV cache as last reported, less than 0 if it is
-// not known.
+// KVUsage returns the used share of a target's KV cache as last reported, less than 0 if it is not known.
 func (r *Router) KVUsage(slot kvindex.Slot) float64 {
 	if int(slot) >= len(r.targets) || !r.targets[slot].report.known {
 		return -1
@@ -70,9 +66,8 @@ func (r *Router) KVUsage(slot kvindex.Slot) float64 {
 	return r.targets[slot].report.kvUsage
 }
 
-// ReportWorker stores a report of a whole worker, whose ranks share one batch or do not
-// report separately. Load that the ledger does not explain is spread evenly over its
-// ranks. It returns the number of targets that accepted it.
+// ReportWorker stores a report of a whole worker, whose ranks share one batch or do not report separately. Load that
+// the ledger does not explain is spread evenly over its ranks. It returns the number of targets that accepted it.
 func (r *Router) ReportWorker(now time.Duration, worker string, rep Report) int {
 	entry, ok := r.workers[worker]
 	if !ok {

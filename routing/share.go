@@ -16,13 +16,11 @@ type Sharer interface {
 	Progressed(id ReservationID, phase uint8)
 	// Released is called once for each booking that Booked was called for.
 	Released(id ReservationID)
-	// Used is called when a request uses a conversation, which is bound to the target; bound
-	// reports that it was not bound to it before. tail is the hash of the last block of the
-	// prompt, by which others recognise the conversation without an id; 0 for none. turns is
-	// the number of its turns that count for the share of returning conversations.
+	// Used is called when a request uses a conversation, which is bound to the target; bound reports that it was not
+	// bound to it before. tail is the hash of the last block of the prompt, by which others recognise the conversation
+	// without an id; 0 for none. turns is the number of its turns that count for the share of returning conversations.
 	Used(leg int, key Key, tail uint64, turns uint32, target kvindex.Target, bound bool)
-	// Added is called for a new target: bookings and conversations that named it can be
-	// copied now.
+	// Added is called for a new target: bookings and conversations that named it can be copied now.
 	Added(target kvindex.Target)
 }
 

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// Unmet is what is done with a request whose target for the first token no target is predicted
-// to meet.
+// Unmet is what is done with a request whose target for the first token no target is predicted to meet.
 type Unmet string
 
 const (

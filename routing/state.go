@@ -106,8 +106,7 @@ type SharedState struct {
 	Conversations []Key  `json:"conversations"`
 }
 
-// export returns the state. A query limits the conversations to those that its
-// decision can depend on; nil exports all.
+// export returns the state. A query limits the conversations to those that its decision can depend on; nil exports all.
 func (r *Router) export(q *Query) *State {
 	s := &State{Config: r.config, Judged: r.judged, JudgeNext: r.judgeNext, Others: r.others, Free: append([]uint32(nil), r.ledger.free...)}
 	for _, slot := range r.order {
@@ -144,8 +143,7 @@ func (r *Router) export(q *Query) *State {
 	return s
 }
 
-// export lists the conversations that a query, whose own has the key, can meet; all if
-// it is nil.
+// export lists the conversations that a query, whose own has the key, can meet; all if it is nil.
 func (c *conversations) export(q *Query, key Key) (list []ConversationState, shared []SharedState) {
 	var wanted map[uint32]bool
 	if q != nil {
@@ -181,8 +179,7 @@ func (c *conversations) export(q *Query, key Key) (list []ConversationState, sha
 	return list, shared
 }
 
-// arrange puts the conversations that share a block into the order in which they are
-// tried. Unknown ones are ignored.
+// arrange puts the conversations that share a block into the order in which they are tried. Unknown ones are ignored.
 func (c *conversations) arrange(node SharedState) {
 	at, steps := c.node(node.Hash), map[uint32]uint32{}
 	for s := c.byHash.places[at].entry; s != none; s = c.steps[s].next {
@@ -398,8 +395,7 @@ func (r *Router) PickRecorded(now time.Duration, q *Query, overlaps []Overlap, e
 	return d, err
 }
 
-// Rerun repeats the decision from its recorded state. It does not trust the record: a
-// bad one is an error.
+// Rerun repeats the decision from its recorded state. It does not trust the record: a bad one is an error.
 func (d *Decision) Rerun() (Plan, *Explanation, error) {
 	r, err := importState(d.State)
 	if err != nil {

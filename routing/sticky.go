@@ -6,9 +6,8 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// sticky sends a known conversation to the target that it is bound to, its home. It
-// returns true if that decided; otherwise it may have dropped candidates (all but the
-// ranks of the home worker).
+// sticky sends a known conversation to the target that it is bound to, its home. It returns true if that decided;
+// otherwise it may have dropped candidates (all but the ranks of the home worker).
 func (d *decision) sticky() bool {
 	mode := d.req.policy.Sticky.Mode
 	if mode == StickyOff || len(d.cands) == 0 {
@@ -108,8 +107,7 @@ func (d *decision) aside(home kvindex.Slot) bool {
 		!slices.ContainsFunc(d.cands, func(c candidate) bool { return c.worker == t.worker }))
 }
 
-// reasonAt returns why a target is not eligible. One that is only busy keeps its
-// conversations.
+// reasonAt returns why a target is not eligible. One that is only busy keeps its conversations.
 func (d *decision) reasonAt(slot kvindex.Slot) Reason {
 	t := &d.r.targets[slot]
 	c := candidate{slot: slot}

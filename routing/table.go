@@ -3,10 +3,9 @@ package routing
 // none is "no entry" in tables and lists of entries.
 const none = ^uint32(0)
 
-// table maps hashes to entry numbers by open addressing: 8 bytes a place and no
-// pointers, which keeps it cheap for the garbage collector. Callers compare the entries
-// themselves, so entries of equal hashes may be in it. Invariant: no place between an
-// entry's home and its own place is free.
+// table maps hashes to entry numbers by open addressing: 8 bytes a place and no pointers, which keeps it cheap for the
+// garbage collector. Callers compare the entries themselves, so entries of equal hashes may be in it. Invariant: no
+// place between an entry's home and its own place is free.
 type table struct {
 	places []place
 	size   int

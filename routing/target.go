@@ -47,8 +47,7 @@ type TargetInfo struct {
 	Ready bool `json:"ready,omitempty"`
 	// Draining targets get no new requests.
 	Draining bool `json:"draining,omitempty"`
-	// Speed divides the cost of computing on this target: 0.5 takes twice as long.
-	// 0 means 1. Useful range 0.1 to 10.
+	// Speed divides the cost of computing on this target: 0.5 takes twice as long. 0 means 1. Useful range 0.1 to 10.
 	Speed float64 `json:"speed,omitempty"`
 	// Zone is a topology label; see Disagg.SameZone.
 	Zone string `json:"zone,omitempty"`
@@ -151,8 +150,7 @@ func (p *pool) count(leg int, turn uint8) {
 	}
 }
 
-// SetTarget adds a target or replaces its TargetInfo; its load stays. Another target
-// in the same slot is removed first.
+// SetTarget adds a target or replaces its TargetInfo; its load stays. Another target in the same slot is removed first.
 func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
 	for int(slot) >= len(r.targets) {
 		r.targets = append(r.targets, target{})
@@ -243,8 +241,7 @@ func (r *Router) Load(slot kvindex.Slot) Load {
 	return r.targets[slot].load
 }
 
-// Targets calls f for every target, sorted by worker and rank, until f returns false.
-// f must not change the router.
+// Targets calls f for every target, sorted by worker and rank, until f returns false. f must not change the router.
 func (r *Router) Targets(f func(slot kvindex.Slot, info *TargetInfo, load Load) bool) {
 	for _, slot := range r.order {
 		if t := &r.targets[slot]; !f(slot, &t.info, t.load) {
@@ -369,8 +366,7 @@ type workerEntry struct {
 	ranks  int32
 }
 
-// suspended reports whether a target's reports have stopped. A target that never
-// reported is not suspended.
+// suspended reports whether a target's reports have stopped. A target that never reported is not suspended.
 func (t *target) suspended(now, after time.Duration) bool {
 	return after > 0 && t.report.known && now-t.report.received > after
 }

@@ -29,8 +29,7 @@ const (
 	degradedNoDecode    = string(routing.DegradedNoDecode)
 )
 
-// degradations are the reasons above that can occur in any installation; their counters are
-// created at start.
+// degradations are the reasons above that can occur in any installation; their counters are created at start.
 var degradations = []string{
 	degradedPartial, degradedBody, degradedModel, degradedTokenizer, degradedSuspended, degradedRefused, degradedTokens, degradedFront, degradedShortPrompt,
 	degradedDeadline,
@@ -118,8 +117,7 @@ func (j *job) reject(r *extproc.Reject) extproc.Decision {
 	return extproc.Decision{Reject: r}
 }
 
-// log enters the decision into the decision log, and into the process's log if
-// log.decisions is on.
+// log enters the decision into the decision log, and into the process's log if log.decisions is on.
 func (j *job) log() {
 	j.d.decisions.Add(j.entry)
 	if !j.d.live.Load().Log.Decisions {

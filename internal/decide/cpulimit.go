@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// largeBody is the size in bytes above which a body counts as large: more than 100,000
-// tokens of prose.
+// largeBody is the size in bytes above which a body counts as large: more than 100,000 tokens of prose.
 const largeBody = 512 << 10
 
 // cpuLimit limits concurrent decisions to the number of processors: decisions are
@@ -65,8 +64,7 @@ func (l *cpuLimit) acquire(ctx context.Context, body int) (p cpuPlace, ok bool) 
 	return p, ok
 }
 
-// cpuPlace is a place that one decision holds; the zero value holds none. It belongs to
-// one goroutine.
+// cpuPlace is a place that one decision holds; the zero value holds none. It belongs to one goroutine.
 type cpuPlace struct {
 	held  [2]chan struct{} // those that have a token of this place; nil for none
 	bytes int64            // of a large body, taken from of

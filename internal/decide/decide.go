@@ -1,7 +1,6 @@
-// Package decide is the request path: it implements extproc.Handler by one step per file,
-// in this order: read the request, make its tokens, match them with the index, pick and
-// book targets, wait for capacity, forward, and follow the request with a ticket. Each step
-// returns a small value that later steps do not change.
+// Package decide is the request path: it implements extproc.Handler by one step per file, in this order: read the
+// request, make its tokens, match them with the index, pick and book targets, wait for capacity, forward, and follow
+// the request with a ticket. Each step returns a small value that later steps do not change.
 package decide
 
 import (
@@ -281,8 +280,7 @@ func (d *Decider) Decide(ctx context.Context, r *extproc.Request) extproc.Decisi
 	return j.survive(ctx, func() (extproc.Decision, error) { return j.run(ctx, exact) })
 }
 
-// job is the state that all steps of one decision share. It belongs to the goroutine of
-// Decide.
+// job is the state that all steps of one decision share. It belongs to the goroutine of Decide.
 type job struct {
 	d     *Decider
 	r     *extproc.Request
@@ -385,8 +383,7 @@ func (w *work) conclude(ctx context.Context) (extproc.Decision, error) {
 	return w.forward(ctx, p)
 }
 
-// lap ends a stage, and the decision if the client has disconnected: stages may take
-// seconds for a long prompt.
+// lap ends a stage, and the decision if the client has disconnected: stages may take seconds for a long prompt.
 func (j *job) lap(ctx context.Context, s observe.Stage) error {
 	j.took(s)
 	if ctx.Err() != nil {

@@ -107,8 +107,7 @@ func matched(plan *routing.Plan, overlaps []routing.Overlap) (byEvents, speculat
 	return byEvents, plan.Matched - byEvents
 }
 
-// body returns the edited body of a request that is not split, nil if it is forwarded
-// unchanged.
+// body returns the edited body of a request that is not split, nil if it is forwarded unchanged.
 func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
 	r := w.in.body
 	if r == nil {
@@ -148,10 +147,9 @@ func (w *work) responseEdits(e *fleet.Endpoint) []body.Edit {
 	return []body.Edit{body.Set([]byte(`"`+w.d.responses.ID(tenant, w.stored.Root, w.tokens.count, e)+`"`), body.FieldRequestID.String())}
 }
 
-// rankEdits returns the edits of a body whose engine reads a rank from it: the picked rank
-// in place of the client's, or no rank where the engine chooses (unset is not 0). SGLang's
-// /generate reads no header; its other APIs prefer the header, but not in every version, so
-// a client's field is always removed or replaced.
+// rankEdits returns the edits of a body whose engine reads a rank from it: the picked rank in place of the client's, or
+// no rank where the engine chooses (unset is not 0). SGLang's /generate reads no header; its other APIs prefer the
+// header, but not in every version, so a client's field is always removed or replaced.
 func (w *work) rankEdits(e *fleet.Endpoint, free bool) []body.Edit {
 	if !w.in.known || e.Member.Engine != shape.SGLang.String() {
 		return nil
@@ -206,8 +204,7 @@ func (w *work) ticket(p *placed) *ticket {
 	return t
 }
 
-// metricModel is the model's name in metrics: the configured one, else the one that workers
-// list, else "".
+// metricModel is the model's name in metrics: the configured one, else the one that workers list, else "".
 func (w *work) metricModel() string {
 	switch {
 	case w.in.model != nil:
@@ -218,9 +215,8 @@ func (w *work) metricModel() string {
 	return ""
 }
 
-// alternate returns the address of the least busy other decode worker that the same leg
-// would serve; "" if there is none, the leg is bound to one worker, or the data plane that
-// reads the pick accepts no list.
+// alternate returns the address of the least busy other decode worker that the same leg would serve; "" if there is
+// none, the leg is bound to one worker, or the data plane that reads the pick accepts no list.
 func (w *work) alternate(chosen *fleet.Endpoint) string {
 	d := w.d
 	p := d.legs.Protocol

@@ -14,9 +14,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// match hashes the ids into blocks and asks the index which targets hold them. The
-// hashes, the overlaps and the prefix that names an implicit conversation are in the
-// scratch memory.
+// match hashes the ids into blocks and asks the index which targets hold them. The hashes, the overlaps and the prefix
+// that names an implicit conversation are in the scratch memory.
 func (j *job) match(in *input, t *tokens) {
 	d, s := j.d, j.s
 	s.hashes, s.overlaps, s.prefix = s.hashes[:0], s.overlaps[:0], s.prefix[:0]
@@ -130,9 +129,8 @@ func adapter(in *input) string {
 	return in.model.Tokens.Adapter(in.body)
 }
 
-// salt separates this request's blocks from others'. SGLang's extra_key does so in the
-// engine but does not appear in its events: with one, only prompts sent with the same one
-// match.
+// salt separates this request's blocks from others'. SGLang's extra_key does so in the engine but does not appear in
+// its events: with one, only prompts sent with the same one match.
 func salt(req *body.Request, salt string) string {
 	if extra := req.Raw(body.FieldExtraKey); len(extra) > 0 && extra[0] != 'n' {
 		return "extra_key\x00" + string(extra) + "\x00" + salt

@@ -34,8 +34,7 @@ func (j *job) release(plan *routing.Plan) {
 	j.d.book(j.d.now(), func(r *routing.Router, now time.Duration) { r.Release(now, plan.Reservation) })
 }
 
-// work is a request to be placed. While it waits for capacity it is owned by the goroutine
-// that holds Decider.mu.
+// work is a request to be placed. While it waits for capacity it is owned by the goroutine that holds Decider.mu.
 type work struct {
 	*job
 
@@ -151,8 +150,7 @@ func (w *work) placeOrLocal(ctx context.Context) (*placed, error) {
 	return w.place(ctx)
 }
 
-// place books targets, perhaps after waiting for capacity, and credits them with the
-// prompt.
+// place books targets, perhaps after waiting for capacity, and credits them with the prompt.
 func (w *work) place(ctx context.Context) (*placed, error) {
 	d := w.d
 	var p *placed
@@ -233,8 +231,7 @@ func (w *work) speculate(slot kvindex.Slot) kvindex.Credit {
 // may set it: it decides for the client's own request only.
 const ttftHeader = "x-slo-ttft-ms"
 
-// Headers that override a decision. They count only with routing.trust_overrides, and
-// never reach a worker.
+// Headers that override a decision. They count only with routing.trust_overrides, and never reach a worker.
 const (
 	// pinHeader names a worker, or a target as "worker/rank".
 	pinHeader = "x-kvlane-pin"

@@ -20,12 +20,10 @@ const maxNamed = 20
 
 // input is the parsed request.
 type input struct {
-	// body is nil if it was not read, known reports that it was read as a prompt. It
-	// may be shared with other requests.
+	// body is nil if it was not read, known reports that it was read as a prompt. It may be shared with other requests.
 	body  *body.Request
 	known bool
-	// model is the configured model, nil if there is none; name is what workers are
-	// asked to serve.
+	// model is the configured model, nil if there is none; name is what workers are asked to serve.
 	model *fleet.Model
 	name  string
 	// listed reports that workers list name, or listed it: workers of other models would answer 404.
@@ -197,15 +195,13 @@ func (j *job) findStored(text string) error {
 	return nil
 }
 
-// guarded reports whether clients' KV transfer fields, or their salts, must not reach an
-// engine. A body that may have some has to be parsed, because fields can only be changed in a
-// parsed body.
+// guarded reports whether clients' KV transfer fields, or their salts, must not reach an engine. A body that may have
+// some has to be parsed, because fields can only be changed in a parsed body.
 func (d *Decider) guarded() bool {
 	return d.legs != nil && !d.cfg.Disagg.Trust || d.cfg.Tenants.SaltHeader != ""
 }
 
-// PanicReject returns the answer to a request whose decision panicked, nil if it may pass
-// unchanged.
+// PanicReject returns the answer to a request whose decision panicked, nil if it may pass unchanged.
 func (d *Decider) PanicReject() *extproc.Reject {
 	if !d.guarded() {
 		return nil

@@ -41,9 +41,8 @@ func (j *job) conversation(req *body.Request) string {
 	return sessionOfUser(id)
 }
 
-// sessionOfUser returns the session in Anthropic's metadata.user_id as Claude Code fills it in:
-// an object as text, or in older versions user_..._account_..._session_ID. "" if there is none: a
-// user is not a conversation.
+// sessionOfUser returns the session in Anthropic's metadata.user_id as Claude Code fills it in: an object as text, or
+// in older versions user_..._account_..._session_ID. "" if there is none: a user is not a conversation.
 func sessionOfUser(id string) string {
 	var user struct {
 		Session string `json:"session_id"`

@@ -21,8 +21,7 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// maxReplans bounds how often a request is planned again because its decode target went
-// away while the prefill leg ran.
+// maxReplans bounds how often a request is planned again because its decode target went away while the prefill leg ran.
 const maxReplans = 2
 
 // newLegs returns the runner of prefill legs, nil if there is no connector.
@@ -49,8 +48,7 @@ func boundLegs(legs *disagg.Runner, c *config.Config) {
 	legs.Bodies.SetMost(int64(c.Limits.Bodies.Bytes))
 }
 
-// legBudget reserves a tenth of Envoy's message timeout, at most 5 s, for everything but
-// the legs.
+// legBudget reserves a tenth of Envoy's message timeout, at most 5 s, for everything but the legs.
 func legBudget(message time.Duration) time.Duration { return message - min(message/10, 5*time.Second) }
 
 // adapt adjusts the rules to the protocol: without one nothing is split, and engines that
@@ -104,8 +102,7 @@ func (w *work) side(e *fleet.Endpoint) disagg.Side {
 	return s
 }
 
-// legTime is how long a leg may take that starts now; zero or less if there is no time
-// left.
+// legTime is how long a leg may take that starts now; zero or less if there is no time left.
 func (w *work) legTime() time.Duration {
 	l := w.d.legs
 	if l.Budget <= 0 {
@@ -173,8 +170,7 @@ func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 	}
 }
 
-// prefill makes one attempt at the prefill leg, to a worker that may be gone (at.Member is
-// nil).
+// prefill makes one attempt at the prefill leg, to a worker that may be gone (at.Member is nil).
 func (w *work) prefill(ctx context.Context, x *disagg.Exchange, p *placed, at *fleet.Endpoint) (leg, *disagg.FailureError) {
 	d := w.d
 	if at.Member == nil {
@@ -313,8 +309,7 @@ func (w *work) computeLocally(ctx context.Context, p *placed) (extproc.Decision,
 	return w.forward(ctx, &local)
 }
 
-// tookLeg ends the stage of the prefill leg, which does not count towards the decision's
-// time.
+// tookLeg ends the stage of the prefill leg, which does not count towards the decision's time.
 func (w *work) tookLeg() {
 	before := w.clock
 	w.took(observe.StageLeg)

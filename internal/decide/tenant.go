@@ -44,9 +44,8 @@ func (j *job) headers(name string) (value string, n int) {
 	return value, n
 }
 
-// readTenant sets the salt of a request. The client's own salt still separates within a
-// tenant. Whatever a client writes it cannot make the salt of another tenant, nor that of
-// requests without a tenant.
+// readTenant sets the salt of a request. The client's own salt still separates within a tenant. Whatever a client
+// writes it cannot make the salt of another tenant, nor that of requests without a tenant.
 func (j *job) readTenant(in *input) error {
 	if j.d.cfg.Tenants.SaltHeader == "" {
 		return nil
@@ -62,8 +61,7 @@ func (j *job) readTenant(in *input) error {
 	if string(own) == "null" {
 		own = nil
 	}
-	// SGLang joins salt and extra_key: without a salt an extra_key could have the value of
-	// another tenant's salt.
+	// SGLang joins salt and extra_key: without a salt an extra_key could have the value of another tenant's salt.
 	if name == "" && len(own) == 0 && len(in.body.Raw(body.FieldExtraKey)) == 0 {
 		return nil
 	}
@@ -126,9 +124,8 @@ func (j *job) cacheSalt(in *input) string {
 	return in.body.CacheSalt()
 }
 
-// ownConversation separates the conversations of different tenants, both those with an id and
-// those known by their prefix. Ids of requests without a tenant get a prefix that no salt has,
-// lest a client write a tenant's.
+// ownConversation separates the conversations of different tenants, both those with an id and those known by their
+// prefix. Ids of requests without a tenant get a prefix that no salt has, lest a client write a tenant's.
 func (j *job) ownConversation(in *input) string {
 	if in.salt == "" {
 		if in.conversation == "" || j.d.cfg.Tenants.SaltHeader == "" {

@@ -33,22 +33,18 @@ type ticket struct {
 	predicted int64
 	// credit is the index's speculative entry for the prompt sent to the decode target.
 	credit kvindex.Credit
-	// stores reports that the prompt has at least one whole block that the target did not
-	// hold.
+	// stores reports that the prompt has at least one whole block that the target did not hold.
 	stores bool
 	// batches is the target's count of event batches when the request was decided.
 	batches uint64
 
-	// expects is counted when the request is answered: an engine that refuses a prompt looks up
-	// nothing.
+	// expects is counted when the request is answered: an engine that refuses a prompt looks up nothing.
 	expects expects
 
-	// prefillMatched is the number of cached tokens that the decision assumed for the
-	// prefill leg.
+	// prefillMatched is the number of cached tokens that the decision assumed for the prefill leg.
 	prefillMatched int64
-	// stopLeg cancels a prefill leg that runs concurrently with the decode leg, nil if none
-	// does. When the decode leg has ended well its prefill leg has too, or is about to
-	// answer, and is not cancelled.
+	// stopLeg cancels a prefill leg that runs concurrently with the decode leg, nil if none does. When the decode leg
+	// has ended well its prefill leg has too, or is about to answer, and is not cancelled.
 	stopLeg context.CancelFunc
 
 	// legUsage is nil if the client gets the usage that decode reports. impatient reports
@@ -99,8 +95,7 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 		t.d.onSuspect(worker)
 	}
 	if !t.d.cfg.Envoy.FirstToken {
-		// Without an observer the headers are the best available sign that the prefill is
-		// done.
+		// Without an observer the headers are the best available sign that the prefill is done.
 		t.firstToken(t.d.now())
 	}
 	if !t.d.live.Load().Explain.Header {
@@ -120,8 +115,7 @@ func (t *ticket) ResponseHeaders(status int, served string) []extproc.Header {
 	return out
 }
 
-// moved rebooks the request to the worker that serves it: Envoy retried or used its
-// fallback.
+// moved rebooks the request to the worker that serves it: Envoy retried or used its fallback.
 func (t *ticket) moved(served string) {
 	t.d.metrics.Moved.WithLabelValues(t.endpoint.Target.Worker).Inc()
 	t.d.fleet.ForgetGone(t.endpoint.Target.Worker)
@@ -133,8 +127,7 @@ func (t *ticket) moved(served string) {
 	if len(slots) == 0 {
 		return
 	}
-	// Without our header the engine chooses the rank; the least loaded one is the best
-	// guess.
+	// Without our header the engine chooses the rank; the least loaded one is the best guess.
 	best, rebooked := slots[0], false
 	t.d.book(t.d.now(), func(r *routing.Router, now time.Duration) {
 		for _, s := range slots[1:] {

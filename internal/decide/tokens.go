@@ -36,15 +36,13 @@ func (t *tokens) whole() []uint32 {
 	return t.ids
 }
 
-// differ reports whether the worker's tokenizer is known to differ from the one that
-// made the ids.
+// differ reports whether the worker's tokenizer is known to differ from the one that made the ids.
 func (t *tokens) differ(e *fleet.Endpoint) bool { return t.made != nil && t.made.Differs(e.Member) }
 
 // refusedTokens bounds the load of a prompt that the engine would refuse: it computes nothing, unless that is wrong.
 const refusedTokens = 1000
 
-// tokens makes the prompt's ids, or records why there are none: the request is then routed
-// by load.
+// tokens makes the prompt's ids, or records why there are none: the request is then routed by load.
 func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 	switch {
 	case j.idle:
@@ -95,9 +93,8 @@ func (j *job) ids(ctx, exact context.Context, in *input, t *tokens) (shape.Resul
 	return in.model.Remote.Prompt(ctx, in.body)
 }
 
-// withoutIDs records why a prompt has no ids. It returns an error only for a request that
-// the engine would refuse, with limits.refuse_early. late reports that the decision's
-// deadline ended our own tokenizer.
+// withoutIDs records why a prompt has no ids. It returns an error only for a request that the engine would refuse, with
+// limits.refuse_early. late reports that the decision's deadline ended our own tokenizer.
 func (j *job) withoutIDs(late bool, err error) error {
 	refusal, refused := errors.AsType[*shape.Refusal](err)
 	switch {

@@ -19,9 +19,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// waiting are the requests for which no target has capacity. The goroutine that frees
-// capacity places them, in order and under the router's lock, so that none is overtaken;
-// their own goroutines sleep until then. Guarded by Decider.mu.
+// waiting are the requests for which no target has capacity. The goroutine that frees capacity places them, in order
+// and under the router's lock, so that none is overtaken; their own goroutines sleep until then. Guarded by Decider.mu.
 type waiting struct {
 	queue routing.Queue
 	byID  map[uint64]*waiter
@@ -42,8 +41,7 @@ type waiter struct {
 	deadline time.Duration
 	// left is closed when another goroutine has taken the request out of the queue.
 	left chan struct{}
-	// placed and err are the outcome of the last attempt; panicked is what it panicked
-	// with.
+	// placed and err are the outcome of the last attempt; panicked is what it panicked with.
 	placed   *placed
 	err      error
 	panicked any
@@ -51,8 +49,7 @@ type waiter struct {
 
 func (*waiter) Error() string { return "the request waits" }
 
-// choose picks, or enters the queue if there is no capacity: the waiter returned then
-// is not nil.
+// choose picks, or enters the queue if there is no capacity: the waiter returned then is not nil.
 func (w *work) choose() (*placed, *waiter, error) {
 	d := w.d
 	d.mu.Lock()

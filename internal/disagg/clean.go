@@ -6,11 +6,10 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// clean returns the edits that remove a client's own transfer parameters: with them an engine
-// would fetch blocks from, or write them to, an address of the client's choice. It returns nil
-// for a request without such parameters, or for a trusted client. Sources of the fields: the
-// request classes of vLLM 0.32 (its engine reads extra_args in the end), SGLang 0.5.23 and
-// TensorRT-LLM.
+// clean returns the edits that remove a client's own transfer parameters: with them an engine would fetch blocks from,
+// or write them to, an address of the client's choice. It returns nil for a request without such parameters, or for a
+// trusted client. Sources of the fields: the request classes of vLLM 0.32 (its engine reads extra_args in the end),
+// SGLang 0.5.23 and TensorRT-LLM.
 func (p *Protocol) clean(r *body.Request) []body.Edit {
 	if p.options.Trust {
 		return nil
@@ -49,8 +48,7 @@ func (p *Protocol) clean(r *body.Request) []body.Edit {
 	return edits
 }
 
-// peerFields tell an engine, in addition to kv_transfer_params, where its peer is. All but the
-// first two are SGLang's.
+// peerFields tell an engine, in addition to kv_transfer_params, where its peer is. All but the first two are SGLang's.
 var peerFields = slices.Clip([]body.Field{
 	body.FieldECTransferParams, body.FieldDisaggregatedParams, body.FieldBootstrapHost, body.FieldBootstrapPort, body.FieldBootstrapRoom,
 	body.FieldDisaggPrefillDPRank, body.FieldBootstrapPairKey, body.FieldDecodeTPSize, body.FieldHTTPWorkerIPC,

@@ -68,8 +68,7 @@ func NewUnique() Unique {
 	return Unique{Text: hex.EncodeToString(raw[:16]), Number: binary.BigEndian.Uint64(raw[16:])}
 }
 
-// Exchange is one request between two sides. The caller sets the fields and must not change them
-// while a leg is built.
+// Exchange is one request between two sides. The caller sets the fields and must not change them while a leg is built.
 type Exchange struct {
 	Request *body.Request
 	// Path is the path of the client's request with its query, ID the request id.

@@ -29,8 +29,7 @@ func integer(raw []byte) (int64, bool) {
 	return n, err == nil
 }
 
-// number returns a top-level integer of a request whose position internal/tokens/body does not
-// record.
+// number returns a top-level integer of a request whose position internal/tokens/body does not record.
 func number(r *body.Request, name string) (int64, bool) {
 	return integer(body.Member(bytes.TrimLeft(r.Body, " \t\r\n"), name))
 }

@@ -11,9 +11,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// lmcache: the prefill engine computes the token ids, pushes the blocks to the
-// receiver of the decode engine that the request names, and answers with the first
-// token.
+// lmcache: the prefill engine computes the token ids, pushes the blocks to the receiver of the decode engine that the
+// request names, and answers with the first token.
 func lmcache() *Protocol {
 	return &Protocol{apis: []body.API{body.Completions, body.Chat}, single: true, refuses: lmcacheRefuses, prefill: lmcachePrefill, decode: lmcacheDecode}
 }
@@ -25,8 +24,7 @@ func lmcacheRefuses(r *body.Request, ids []uint32) string {
 	return noTokens(r, ids)
 }
 
-// chatOnly removes the fields of a chat request that have no meaning, or a different one, on the
-// completions route.
+// chatOnly removes the fields of a chat request that have no meaning, or a different one, on the completions route.
 var chatOnly = []body.Edit{
 	remove("messages"), remove("tools"), remove("tool_choice"), remove("parallel_tool_calls"), remove("chat_template"),
 	remove("chat_template_kwargs"), remove("add_generation_prompt"), remove("continue_final_message"), remove("documents"),
@@ -51,8 +49,7 @@ func lmcachePrefill(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 	return leg, nil
 }
 
-// completionsPath returns the completions route next to the request's own, because gateways may
-// prefix the path.
+// completionsPath returns the completions route next to the request's own, because gateways may prefix the path.
 func completionsPath(path string) string {
 	path, _, _ = strings.Cut(path, "?")
 	for _, route := range []string{"/v1/chat/completions", "/v1/completions"} {
@@ -63,8 +60,7 @@ func completionsPath(path string) string {
 	return "/v1/completions"
 }
 
-// disaggSpec names the decode engine's receiver. It is built for each request because it
-// contains the request's id.
+// disaggSpec names the decode engine's receiver. It is built for each request because it contains the request's id.
 func disaggSpec(x *Exchange) ([]byte, error) {
 	s := &x.Decode.Settings
 	if s.ReceiverHost == "" || len(s.InitPorts) == 0 || len(s.AllocPorts) == 0 {
@@ -79,9 +75,8 @@ func disaggSpec(x *Exchange) ([]byte, error) {
 	}{cmp.Or(x.ID, x.Unique.Text), s.ReceiverHost, s.InitPorts, s.AllocPorts, s.QueryPort})
 }
 
-// lmcacheDecode is the client's own request: the decode engine finds the prompt's blocks at its
-// receiver and computes the last token of the prompt. With Append it starts after the prefill
-// engine's token instead.
+// lmcacheDecode is the client's own request: the decode engine finds the prompt's blocks at its receiver and computes
+// the last token of the prompt. With Append it starts after the prefill engine's token instead.
 func lmcacheDecode(p *Protocol, x *Exchange, a *Answer) (Leg, error) {
 	if a == nil {
 		return Leg{}, errNoAnswer

@@ -7,8 +7,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// This file contains AMD's MoRIIO. Source of the fields: vLLM's moriio_connector and
-// moriio_common, as of 0.32.
+// This file contains AMD's MoRIIO. Source of the fields: vLLM's moriio_connector and moriio_common, as of 0.32.
 
 // moriio is the READ mode: NIXL's pull, with a transfer id on both legs.
 func moriio() *Protocol {

@@ -47,8 +47,7 @@ func (p *Protocol) fetchPage(ctx context.Context, s *Side, address, path string,
 	return nil
 }
 
-// Failed reports that a leg to a prefill worker has failed, and drops the worker's cached page,
-// which may be outdated.
+// Failed reports that a leg to a prefill worker has failed, and drops the worker's cached page, which may be outdated.
 func (p *Protocol) Failed(s *Side) {
 	if p.pages != nil {
 		p.pages.Remove(s.Worker)

@@ -25,8 +25,7 @@ type Protocol struct {
 	AtOnce bool
 	// Always: a decode engine cannot compute a prompt by itself.
 	Always bool
-	// Named: the prefill request carries the decode engine's address, so decode cannot be
-	// re-targeted.
+	// Named: the prefill request carries the decode engine's address, so decode cannot be re-targeted.
 	Named bool
 	// Portable: a prefill answer is valid for any decode engine, not only for the one that the
 	// prefill leg was built for.
@@ -35,8 +34,7 @@ type Protocol struct {
 	// addressesInID: engines read the address of their peer from the request id.
 	addressesInID bool
 	apis          []body.API
-	// arranged returns the parts of the protocol that a trusted client has set up itself, "" if
-	// none.
+	// arranged returns the parts of the protocol that a trusted client has set up itself, "" if none.
 	arranged func(r *body.Request) string
 	// single: a transfer has one consumer, so a request may have only one prompt and one answer.
 	single bool
@@ -61,9 +59,8 @@ type Options struct {
 	Trust bool
 	// Machine distinguishes replicas; its lower 10 bits are used.
 	Machine uint64
-	// Get fetches a small JSON page from a worker, for protocols that need one (Mooncake,
-	// TensorRT-LLM generation first). address is the address to dial; api reports whether it is
-	// the worker's API rather than a separate port.
+	// Get fetches a small JSON page from a worker, for protocols that need one (Mooncake, TensorRT-LLM generation
+	// first). address is the address to dial; api reports whether it is the worker's API rather than a separate port.
 	Get func(ctx context.Context, address, path string, api bool) ([]byte, error)
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
@@ -135,8 +132,7 @@ func (p *Protocol) Impossible(r *body.Request, ids []uint32) string {
 	return p.refuses(r, ids)
 }
 
-// Prefill returns the prefill leg. It may fetch a page from the prefill worker; the page is
-// cached.
+// Prefill returns the prefill leg. It may fetch a page from the prefill worker; the page is cached.
 func (p *Protocol) Prefill(ctx context.Context, x *Exchange) (Leg, error) {
 	leg, err := p.prefill(ctx, p, x)
 	if err != nil {

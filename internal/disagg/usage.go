@@ -29,9 +29,8 @@ func usageOf(s *body.UsageScanner) *Usage {
 	return &Usage{u.Prompt, u.Cached}
 }
 
-// Edit appends an answer's usage object to dst, with the counts of prompt tokens and cached
-// tokens replaced by those of the prefill leg, in the fields of the object's API. All other
-// bytes stay as they are.
+// Edit appends an answer's usage object to dst, with the counts of prompt tokens and cached tokens replaced by those of
+// the prefill leg, in the fields of the object's API. All other bytes stay as they are.
 func (u Usage) Edit(dst, usage []byte) []byte {
 	edits := u.edits(usage)
 	if len(edits) == 0 {
@@ -93,8 +92,7 @@ func (u Usage) inclusive(c counted, usage []byte) []body.Edit {
 	return edits
 }
 
-// anthropic edits usage that counts the prompt in parts: computed, read from the cache, and
-// written to it.
+// anthropic edits usage that counts the prompt in parts: computed, read from the cache, and written to it.
 func (u Usage) anthropic(usage []byte) []body.Edit {
 	const input, read, created = "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"
 	rest, ok := integer(body.Member(usage, input))

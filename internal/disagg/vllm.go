@@ -52,8 +52,7 @@ func ownDirection(r *body.Request) bool {
 	return body.Member(raw, "do_remote_decode") != nil || body.Member(raw, "do_remote_prefill") != nil
 }
 
-// decodeAlready: a request with instructions to fetch blocks is the decode leg of a router in
-// front of Kvlane.
+// decodeAlready: a request with instructions to fetch blocks is the decode leg of a router in front of Kvlane.
 func decodeAlready(r *body.Request) string {
 	if string(body.Member(r.Raw(body.FieldKVTransferParams), "do_remote_prefill")) == "true" {
 		return "it is a decode leg already"
@@ -81,8 +80,7 @@ func ask(r *body.Request, params string, more ...body.Edit) []body.Edit {
 	return append(out, more...)
 }
 
-// nixl is NixlConnector in its pull mode, vLLM's default: decode fetches the blocks
-// that the prefill answer names.
+// nixl is NixlConnector in its pull mode, vLLM's default: decode fetches the blocks that the prefill answer names.
 func nixl() *Protocol {
 	return &Protocol{Portable: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens, prefill: nixlPrefill, decode: nixlDecode}
 }
@@ -185,8 +183,7 @@ func sharedStorage() *Protocol {
 		decode: func(*Protocol, *Exchange, *Answer) (Leg, error) { return Leg{}, nil }}
 }
 
-// sidecar: llm-d's sidecar of the decode engine runs both legs; a header gives it the prefill
-// worker.
+// sidecar: llm-d's sidecar of the decode engine runs both legs; a header gives it the prefill worker.
 func sidecar() *Protocol {
 	return &Protocol{NoLeg: true, apis: vllmAPIs, refuses: noTokens, decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 		return Leg{Headers: []Header{{steering.Sidecar, x.Prefill.Address}}}, nil
@@ -218,8 +215,7 @@ func bootstrapAddress(s *Side) string {
 	return net.JoinHostPort(s.host(), strconv.Itoa(s.bootstrapPort()))
 }
 
-// mooncakeEngine returns a rank's engine id from the page of the bootstrap server: {"<rank>":
-// {"engine_id": …}, …}.
+// mooncakeEngine returns a rank's engine id from the page of the bootstrap server: {"<rank>": {"engine_id": …}, …}.
 func mooncakeEngine(page []byte, s *Side) string {
 	rank := max(s.Rank, 0)
 	return body.Text(body.Member(body.Member(page, strconv.Itoa(rank)), "engine_id"))
