@@ -143,7 +143,7 @@ type starts struct {
 
 const returningOver = 512
 
-// count updates the share of returning conversations by what Booking.Turn tells of a leg.
+// count updates the share of returning conversations by one leg of a Booking.Turn.
 func (p *pool) count(leg int, turn uint8) {
 	if turn != 0 {
 		p.returning[leg] += (float64(turn-1) - p.returning[leg]) / returningOver

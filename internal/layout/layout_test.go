@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83330
+	totalLimit = 83400
 	totalGoal  = 62000
 )
 
@@ -33,7 +33,7 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21690, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 21760, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28930, 22000, []string{"internal/tokens"}},
 	{"fleet", 4710, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1662, 1300, []string{"internal/observe"}},

@@ -48,7 +48,7 @@ type Metrics struct {
 	Shadows, ShadowMiss, ShadowQueue *prometheus.CounterVec
 	// Of targets. MatchedTokens has the sources "event" and "speculative".
 	Picks, PromptTokens, MatchedTokens *prometheus.CounterVec
-	// Of workers. Predicted and Observed are sums over the same answers, so that their ratio is the error.
+	// Of workers. Predicted and Observed are sums over the same answers: their ratio shows the error of predictions.
 	Moved, Predicted, Observed, Responses, Flags, Checks, Legs *prometheus.CounterVec
 
 	FirstToken *prometheus.HistogramVec // from the decision, by worker

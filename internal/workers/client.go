@@ -85,7 +85,7 @@ func parseLoads(page []byte, engine string) []RankLoad {
 	return out
 }
 
-// span returns the least rank that loads name, and how many they name.
+// span returns the lowest rank in loads, and the number of ranks.
 func span(loads []RankLoad) (first, ranks int) {
 	for _, l := range loads {
 		if l.Rank >= 0 && (ranks == 0 || int(l.Rank) < first) {
