@@ -80,7 +80,7 @@ kvlane.yaml:4:13: limits.max_body: "lots" is not a size such as 1048576, 16MiB o
 kvlane.yaml:7:11: models[0].engine: "vlm" is not one of vllm, sglang, trtllm; did you mean "vllm"?
 kvlane.yaml:8:3: models[1]: needs a name
 kvlane.yaml:8:3: models[1]: name "a" is taken by models[0]
-kvlane.yaml:11:14: workers.static[0].address: "engine:8000" is not ip:port (Envoy needs an IP address; for names use workers.dns)
+kvlane.yaml:11:14: workers.static[0].address: "engine:8000" is not ip:port (Envoy needs an IP address, IPv6 in brackets; for names use workers.dns)
 kvlane.yaml:12:12: workers.static[0].ranks: -1 must be at least 0
 kvlane.yaml:14:12: workers.static[1].speed: 0 must be more than 0
 kvlane.yaml:15:24: workers.static[1].events.endpoint: "10.0.0.1:5557" is not like tcp://host:port

@@ -98,7 +98,7 @@ func TestWhatIsMeantIsSaid(t *testing.T) {
 		"workers:\n  static: [\"10.0.0.1:8000\"]\n":                 "k.yaml:2:12: workers.static[0]: needs a section with keys, not a value: a worker is address: IP:PORT",
 		"workers:\n  static:\n  - address: ${KVLANE_NONE}\n":        "k.yaml:3:14: workers.static[0].address: the environment variable KVLANE_NONE is not set: set it, or write ${KVLANE_NONE:-default}",
 		"workers:\n  static:\n  - address: http://10.0.0.1\n":       `k.yaml:3:14: workers.static[0].address: "http://10.0.0.1" is a URL: write ip:port only`,
-		"workers:\n  static:\n  - address: \"[fe80::1%eth0]:80\"\n": `k.yaml:3:14: workers.static[0].address: "[fe80::1%eth0]:80" is not ip:port (Envoy needs an IP address; for names use workers.dns)`,
+		"workers:\n  static:\n  - address: \"[fe80::1%eth0]:80\"\n": `k.yaml:3:14: workers.static[0].address: "[fe80::1%eth0]:80" is not ip:port (Envoy needs an IP address, IPv6 in brackets; for names use workers.dns)`,
 		// Nothing is near, and what else is missing is still said.
 		"xyz: 1\n":                              at + "xyz: unknown key",
 		"name: x\n":                             at + "name: unknown key",

@@ -296,7 +296,7 @@ func (w *Worker) validate(bad report) {
 	} else if _, port, err := net.SplitHostPort(w.Address); err == nil && !isPort(port) {
 		bad("address", "%q: the port %q is not a number from 1 to 65535", w.Address, port)
 	} else if a, err := netip.ParseAddrPort(w.Address); err != nil || a.Addr().Zone() != "" {
-		bad("address", "%q is not ip:port (Envoy needs an IP address; for names use workers.dns)", w.Address)
+		bad("address", "%q is not ip:port (Envoy needs an IP address, IPv6 in brackets; for names use workers.dns)", w.Address)
 	} else if !w.lastPort(int(a.Port()), bad) {
 		w.Address = a.String() // as Envoy writes the endpoint that served
 	}

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -76,9 +77,13 @@ func (c *Config) validateFiles(live bool, bad, missing, note report) {
 			}
 		}
 	}
-	if file := c.Admin.TokenFile; file != "" {
-		_, err := os.Stat(file)
-		look("admin.token_file", file, err)
+	pods := cmp.Or(c.Workers.Kubernetes, &Kubernetes{})
+	for path, file := range map[string]string{"admin.token_file": c.Admin.TokenFile, "workers.kubernetes.kubeconfig": pods.Kubeconfig} {
+		if _, err := os.ReadFile(file); file != "" && err != nil && !errors.Is(err, fs.ErrNotExist) {
+			bad(path, "%v: name a file that can be read", err)
+		} else if file != "" {
+			look(path, file, err)
+		}
 	}
 	for _, ca := range []struct{ path, file string }{{"index.peers.ca_file", c.Index.Peers.CAFile}, {"listen.client_ca_file", c.Listen.ClientCA}} {
 		if ca.file == "" {
@@ -272,6 +277,9 @@ func (c *Config) warnWorkers(listed []Worker, note report) {
 		}
 		if w.Engine != "trtllm" && strings.HasPrefix(w.Events.Endpoint, "http") {
 			note(w.path+".events.endpoint", "%q is polled as TensorRT-LLM's events are, and the engine is %s: write tcp://", w.Events.Endpoint, w.Engine)
+		}
+		if w.Address != "" && w.Events.Endpoint == "tcp://"+w.Address {
+			note(w.path+".events.endpoint", "%q is the engine's HTTP port: name that of its KV events, such as 5557", w.Events.Endpoint)
 		}
 		if w.Events.Replay != "" && w.Events.Endpoint == "" {
 			note(w.path+".events.replay", "is not used without endpoint: name the endpoint of the events")
