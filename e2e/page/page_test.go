@@ -52,7 +52,7 @@ func browse(t *testing.T) context.Context {
 	}
 	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(binary), chromedp.NoSandbox, chromedp.WindowSize(1280, 800),
 		chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(time.Minute))
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute) // on a busy machine the installation alone takes minutes
 	t.Cleanup(cancel)
 	ctx, cancel = chromedp.NewExecAllocator(ctx, opts...)
 	t.Cleanup(cancel)
@@ -87,7 +87,7 @@ func eval[T any](t *testing.T, ctx context.Context, script string) (out T) {
 // until waits for a condition of the page.
 func until(t *testing.T, ctx context.Context, what, script string) {
 	t.Helper()
-	if err := chromedp.Run(ctx, chromedp.Poll(script, nil, chromedp.WithPollingInterval(50*time.Millisecond), chromedp.WithPollingTimeout(30*time.Second))); err != nil {
+	if err := chromedp.Run(ctx, chromedp.Poll(script, nil, chromedp.WithPollingInterval(50*time.Millisecond), chromedp.WithPollingTimeout(2*time.Minute))); err != nil {
 		text := ""
 		_ = chromedp.Run(ctx, chromedp.Evaluate("document.body.innerText", &text))
 		t.Fatalf("%s: %v; the page has\n%.2000s", what, err, text)
@@ -288,7 +288,8 @@ func TestThePageShowsAnInstallation(t *testing.T) {
 	}
 	until(t, ctx, "a live rank", `document.querySelectorAll('#grid .cell.ok').length > 0`)
 	until(t, ctx, "rate", `document.querySelector('#totals').innerText.includes('prefill legs')`)
-	want(t, "the queue before a request waits", eval[string](t, ctx, table("queue")), "demo|0|0|0|0 %|")
+	// On a busy machine one of them may have waited for another, after which the time to drain is known.
+	until(t, ctx, "an empty queue", table("queue")+`.startsWith('demo|0|0|0|0 %|')`)
 	full(t, ctx, ingress, admin)
 	until(t, ctx, "no waiting request", table("queue")+`.startsWith('demo|0|0|0|')`)
 	until(t, ctx, "no running request", `[...document.querySelectorAll('#rows tr')].every((tr) => tr.lastChild.textContent !== 'running')`)
