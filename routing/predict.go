@@ -7,26 +7,33 @@ import (
 
 // The time to the first token of a request on a target is predicted as
 //
-//	what it has yet to compute + base + a*miss + b*pairs + (c + d*miss)*context
+//	what it has yet to compute + base + a*miss + b*pairs + (c + d*miss)*context + e*mates
 //
-// where pairs are the tokens that attention reads for those of the miss, and context is the
-// prompt tokens of the target's requests. The time per output token is
+// and what later requests add in the mean. Pairs are the tokens that attention reads for those of
+// the miss, and context is the prompt tokens of the target's requests. An engine computes in steps:
+// each costs base + c*context. mates is what steps take longer if each lasts as long as that of
+// the worker's busiest rank. The time per output token is
 //
 //	(base + a*requests + b*context) / (1 - the share of time that prefill takes)
 //
 // The coefficients belong to a model, in seconds, and are learned from first tokens and ends;
 // each target has a factor for its speed. All state is bounded, and no decision allocates.
 const (
-	features = 5
+	features = 6
+	// mates is the index of that term.
+	mates = features - 1
 	// learnedFrom is the number of answers from which on there are predictions.
 	learnedFrom = 32
 	// forgetting is the weight that a sample keeps after each later one.
 	forgetting = 0.998
 	// maxFactor bounds a target's factors and their inverses.
 	maxFactor = 16
-	// stepTokens is how many tokens an engine may be ahead of what first tokens show: it begins with
-	// the next prompt in the step that ends one.
+	// stepTokens is how many tokens a step computes at most. An engine may be as many ahead of what
+	// first tokens show: it begins with the next prompt in the step that ends one.
 	stepTokens = 8192
+	// delayed is the weight of a sample that requests booked after it may have delayed, by more
+	// than a 16th of its time. What these add is learned from all.
+	delayed = 1.0 / 64
 	// shareOver is the time in seconds over which the share of prefill is averaged.
 	shareOver = 30
 )
@@ -53,15 +60,15 @@ func (f *fit) at(x *terms) (y float64) {
 	return y
 }
 
-// learn adds a sample: y seconds for x. whole is the time of which y is a part: the error is relative to it.
-func (f *fit) learn(x *terms, y, whole float64) {
+// learn adds a sample of a weight up to 1: y seconds for x. whole is the time of which y is a part: the error is relative to it.
+func (f *fit) learn(x *terms, y, whole, trust float64) {
 	expected := f.at(x)
 	scale := max(whole, whole-y+expected, 1e-6)
 	e := math.Abs(y-expected) / scale
 	if f.Seen < learnedFrom/2 { // the coefficients are still far off
 		f.Spread = 1
 	}
-	weight := min(1, 3*f.Spread/max(e, 1e-9)) / (scale * scale)
+	weight := trust * min(1, 3*f.Spread/max(e, 1e-9)) / (scale * scale)
 	f.Spread += (min(e, 3*f.Spread) + 0.01 - f.Spread) / min(max(float64(f.Seen-learnedFrom/2), 1), 100)
 	f.Seen++
 	for i := range x {
@@ -85,9 +92,10 @@ func (f *fit) learn(x *terms, y, whole float64) {
 
 // paces are what is learned of a model's targets: the time until the prompt is computed (or
 // the KV cache of one computed elsewhere has arrived), by the leg that computes it, and the
-// time per output token.
+// time per output token. Later is what requests that are booked later add to the first.
 type paces struct {
 	First    [numLegs]fit `json:"first,omitzero"`
+	Later    fit          `json:"later,omitzero"`
 	PerToken fit          `json:"per_token,omitzero"`
 }
 
@@ -97,10 +105,12 @@ type progress struct {
 	Factor      float64 `json:"factor"`
 	TokenFactor float64 `json:"token_factor"`
 	// Booked is the seconds of prefill ever booked, Done how many of them first tokens have
-	// shown to be computed, Due when all are expected to be.
+	// shown to be computed, Due when all are expected to be, and Next how many of them wait for
+	// the running step to end.
 	Booked float64       `json:"booked,omitempty"`
 	Done   float64       `json:"done,omitempty"`
 	Due    time.Duration `json:"due,omitempty"`
+	Next   float64       `json:"next,omitempty"`
 	// withdrawn is the seconds of Booked that were withdrawn before they were computed.
 	withdrawn float64
 	// Overdue is how late the latest first token was at the last judgement.
@@ -117,10 +127,10 @@ type forecast struct {
 	// since is when it was booked, or when its first token came.
 	since time.Duration
 	x     terms
-	// ahead is the seconds until the target begins with it, own those that it takes itself; work
-	// of these delays others, and mark is the target's Booked with it. work is 0 once it is not
-	// awaited any more. withdrawn is that of the target at the booking.
-	ahead, own, work, mark, withdrawn float64
+	// ahead is the seconds until the target begins with it, own those that it takes itself, later
+	// what others add; work of its own delays others, and mark is the target's Booked with it. work
+	// is 0 once it is not awaited any more. withdrawn is that of the target at the booking.
+	ahead, own, later, work, mark, withdrawn float64
 	// learns is set if the next observation of the booking is a sample to learn from. behind is set if
 	// its first token is not one: nearly all of its wait was for the prompts before it, and learning
 	// would attribute their time to a request almost without prefill.
@@ -139,19 +149,63 @@ func (t *target) fitOf() *fit {
 	return &t.paces.First[mainLeg]
 }
 
-// forecast predicts a request on a target.
-func (t *target) forecast(now time.Duration, miss, prompt, foreign int64) (w forecast) {
-	f, p := t.fitOf(), &t.progress
-	n := float64(miss) / 1024
-	context := float64(t.load.KV) / (1 << 20)
+// step is the seconds that a step takes without prompts, and those of its prompts at most.
+func (t *target) step() (base, most float64) {
+	const n = stepTokens / 1024
+	f, context := t.fitOf(), float64(t.load.KV)/(1<<20)
+	return t.progress.Factor * (f.Theta[0] + f.Theta[3]*context), max(t.progress.Factor*n*(f.Theta[1]+f.Theta[2]*n/2+f.Theta[4]*context), 0.01)
+}
+
+// ahead returns the progress as it is expected to be now, in the steps that have begun.
+func (t *target) ahead(now time.Duration) progress {
+	p := t.progress
+	base, most := t.step()
+	for p.Next > 0 && p.Due-toDuration(p.Next) <= now {
+		p.Next = max(p.Next-most, 0)
+		p.Due += toDuration(base)
+	}
+	return p
+}
+
+// forecast predicts a request on the target at a position in the order.
+func (r *Router) forecast(now time.Duration, pos int, miss, prompt, foreign int64) (w forecast) {
+	t := &r.targets[r.order[pos]]
+	f, p := t.fitOf(), t.ahead(now)
+	base, most := t.step()
+	n, context, steps := float64(miss)/1024, float64(t.load.KV)/(1<<20), 1.0
+	if t.load.Work > t.load.Queue && p.Due <= now {
+		steps = 1.5 // half of one that only decodes ends first
+	}
 	w.since = now
-	w.x = terms{1, n, n * (float64(prompt) - float64(miss)/2) / 1024, context, n * context}
-	w.own = p.Factor * f.at(&w.x)
-	w.work = w.own - p.Factor*(f.Theta[0]+f.Theta[3]*context)
+	w.x = terms{steps, n, n * (float64(prompt) - float64(miss)/2) / 1024, steps * context, n * context}
+	w.work = p.Factor*f.at(&w.x) - steps*base
+	count := math.Ceil((p.Next + w.work) / most)
 	// What is late by some time is expected to take that time again.
-	w.ahead = max((p.Due-now).Seconds(), 0) + p.overdue(now) + p.Factor*f.Theta[1]*float64(foreign)/1024
+	w.ahead = max((p.Due-now).Seconds(), 0) + base*(count-math.Ceil(w.work/most)) + p.overdue(now) + p.Factor*f.Theta[1]*float64(foreign)/1024
+	ends, next := r.busiestMate(now, pos)
+	longer := max(ends-max(p.Due-toDuration(p.Next), now), 0).Seconds() + max(min(next, count*most)-p.Next-w.work, 0)
+	w.x[mates] = longer / p.Factor
+	w.own = p.Factor * f.at(&w.x)
+	w.later = t.paces.Later.at(w.rest())
 	return w
 }
+
+// busiestMate returns when the longest step of the worker's other ranks ends, and what waits for it.
+func (r *Router) busiestMate(now time.Duration, pos int) (ends time.Duration, next float64) {
+	for _, by := range []int{-1, 1} {
+		for i := pos + by; i >= 0 && i < len(r.order) && r.targets[r.order[i]].worker == r.targets[r.order[pos]].worker; i += by {
+			if p := r.targets[r.order[i]].ahead(now); p.Due > now {
+				ends, next = max(ends, p.Due-toDuration(p.Next)), max(next, p.Next)
+			}
+		}
+	}
+	return ends, next
+}
+
+// rest are the terms of what later requests add: they come before its own step begins.
+func (w *forecast) rest() *terms { return &terms{0.1, w.ahead, w.own} }
+
+func (w *forecast) first() float64 { return w.ahead + w.own + w.later }
 
 // overdue is the seconds by which the latest first token delays others more than what is due.
 func (p *progress) overdue(now time.Duration) float64 {
@@ -165,8 +219,8 @@ func (d *decision) ttft(c *candidate) float64 {
 	if d.req.pool == Decode || t.fitOf().Seen < learnedFrom {
 		return 0
 	}
-	w := t.forecast(d.now, c.miss, d.q.PromptTokens, c.queue-t.load.Queue)
-	return w.ahead + w.own
+	w := d.r.forecast(d.now, int(c.pos), c.miss, d.q.PromptTokens, c.queue-t.load.Queue)
+	return w.first()
 }
 
 // perToken is the predicted time per output token of a further request on a target in seconds,
@@ -207,15 +261,21 @@ func (r *Router) expect(now time.Duration, res *reservation, seen bool) {
 	if t == nil {
 		return
 	}
-	w, p := t.forecast(now, res.Miss, res.KV, 0), &t.progress
+	w, p := r.forecast(now, r.position(t.info.Target), res.Miss, res.KV, 0), &t.progress
+	*p = t.ahead(now)
 	p.Share = p.Share*math.Exp((p.Booking-now).Seconds()/shareOver) + w.work/shareOver
 	p.Booking = now
 	p.Booked += w.work
-	p.Due = max(p.Due, now) + toDuration(w.work)
+	if p.Next += w.work; p.Due <= now { // an engine that decodes begins with all that comes until its step ends
+		base, _ := t.step()
+		p.Due = now + toDuration((w.x[0]-1)*base)
+	}
+	p.Due += toDuration(w.work)
+	*p = t.ahead(now)
 	w.mark, w.withdrawn, w.learns = p.Booked, p.withdrawn, seen
 	w.behind = res.Miss <= repeated && t.load.Queue > 4*res.Miss
 	if seen {
-		w.Expected = max(now+toDuration(w.ahead+w.own), 1)
+		w.Expected = max(now+toDuration(w.first()), 1)
 	}
 	res.Forecast = w
 }
@@ -235,13 +295,18 @@ func (r *Router) computed(now time.Duration, res *reservation) {
 	}
 	p.Done = w.mark
 	// Some of what was booked since may have been withdrawn, or computed before a whole answer came.
-	left := p.Booked - w.mark
+	*p = t.ahead(now)
+	left, due := max(p.Booked-w.mark-(p.withdrawn-w.withdrawn), 0), max((p.Due-now).Seconds(), 0)
 	if seen {
-		p.Overdue = 0
-		step := p.Factor * t.fitOf().Theta[1] * stepTokens / 1024
-		p.Due = max(p.Due, now+toDuration(left-(p.withdrawn-w.withdrawn)-step))
+		_, most := t.step()
+		p.Overdue, due = 0, max(due, left-most)
+	} else if due <= left {
+		return
 	}
-	p.Due = min(p.Due, now+toDuration(left))
+	// A step has ended.
+	p.Next = min(due, left)
+	p.Due = now + toDuration(p.Next)
+	*p = t.ahead(now)
 }
 
 // withdraw ends the wait for a prompt that will not be computed, or not there.
@@ -249,6 +314,7 @@ func (r *Router) withdraw(res *reservation) {
 	w := &res.Forecast
 	if t := r.computes(res); t != nil && w.work > 0 && w.mark > t.progress.Done {
 		t.progress.Due -= toDuration(w.work)
+		t.progress.Next = max(t.progress.Next-w.work, 0)
 		t.progress.withdrawn += w.work
 	}
 	w.Expected, w.work, w.learns = 0, 0, false
@@ -256,13 +322,17 @@ func (r *Router) withdraw(res *reservation) {
 
 // learnFirst learns from a first token, and notes it for the time per output token.
 func (r *Router) learnFirst(now time.Duration, res *reservation) {
-	r.computed(now, res)
-	w := &res.Forecast
+	w, t, trust := &res.Forecast, r.computes(res), 1.0
 	took := (now - w.since).Seconds()
-	if t := r.computes(res); t != nil && w.learns && !w.behind && took > 0 {
+	if t != nil && t.progress.Booked-w.mark > took/16 {
+		trust = delayed
+	}
+	r.computed(now, res)
+	if t != nil && w.learns && !w.behind && took > 0 {
 		f, p := t.fitOf(), &t.progress
-		f.learn(&w.x, (took-w.ahead)/p.Factor, took)
-		if f.Seen > learnedFrom {
+		f.learn(&w.x, (took-w.ahead)/p.Factor, took, trust)
+		t.paces.Later.learn(w.rest(), took-w.ahead-w.own, took, 1)
+		if f.Seen > learnedFrom && trust == 1 {
 			adapt(&p.Factor, w.ahead+w.own, took)
 		}
 	}
@@ -295,7 +365,7 @@ func (r *Router) Generated(now time.Duration, id ReservationID, tokens int64) {
 	// The prefill booked meanwhile was computed between these tokens; its time is not decode time.
 	y := max(took-(p.Booked-w.mark), took/20) / float64(tokens-1)
 	predicted := p.TokenFactor * f.at(&x)
-	f.learn(&x, y/p.TokenFactor, y)
+	f.learn(&x, y/p.TokenFactor, y, 1)
 	if f.Seen > learnedFrom {
 		adapt(&p.TokenFactor, predicted, y)
 	}

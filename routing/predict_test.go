@@ -41,8 +41,8 @@ type fifo struct {
 
 func (e *fifo) first(now time.Duration, miss, prompt int64) time.Duration {
 	n := float64(miss)
-	e.free = max(e.free, now) + time.Duration((n*100e-6+n*(float64(prompt)-n/2)*2e-9)/e.speed*1e9)
-	return e.free + time.Duration(15e6/e.speed)
+	e.free = max(e.free, now) + time.Duration((15e-3+n*100e-6+n*(float64(prompt)-n/2)*2e-9)/e.speed*1e9)
+	return e.free
 }
 
 // predictions drives two engines, one of half the speed, at a moderate load, and returns the
@@ -128,8 +128,8 @@ func TestOutliersDoNotSpoilPredictions(t *testing.T) {
 	for _, late := range []time.Duration{30 * time.Second, -1} {
 		errors := predictions(t, late)
 		t.Logf("outliers of %s: errors %.3f, %.3f at p90", late, errors[len(errors)/2], errors[len(errors)*9/10])
-		if p50 := errors[len(errors)/2]; p50 > 0.015 {
-			t.Errorf("outliers of %s: got a median error of %.3f, want at most 0.015", late, p50)
+		if p50 := errors[len(errors)/2]; p50 > 0.03 {
+			t.Errorf("outliers of %s: got a median error of %.3f, want at most 0.03", late, p50)
 		}
 	}
 }
@@ -189,11 +189,12 @@ func TestHealthChangesKeepWhatIsLearned(t *testing.T) {
 	}
 }
 
-// Samples of one prompt have their first tokens with it, in 0.25 s, and in 0.05 s where it is
-// cached. The time of the prompt must not be learned as that of its samples.
+// An idle engine begins with the first sample of a prompt immediately, the others follow in a step
+// of 25 ms. The time of the prompt must not be learned as that of its samples.
 func TestSamplesDoNotTeach(t *testing.T) {
 	r := newRouter(t, preset(t, "round-robin"), 1)
 	now := time.Duration(0)
+	const step = 25 * time.Millisecond
 	group := func(missed int64, took time.Duration) (predicted []time.Duration) {
 		var plans []Plan
 		for i := range 16 {
@@ -210,7 +211,9 @@ func TestSamplesDoNotTeach(t *testing.T) {
 		}
 		now += took
 		for i := range plans {
-			r.FirstToken(now, plans[i].Reservation)
+			if r.FirstToken(now, plans[i].Reservation); i == 0 {
+				now += step
+			}
 		}
 		for i := range plans {
 			r.Release(now, plans[i].Reservation)
@@ -221,16 +224,54 @@ func TestSamplesDoNotTeach(t *testing.T) {
 	for i := range 200 {
 		missed, took := int64(4097), 250*time.Millisecond
 		if i%8 == 7 {
-			missed, took = 1, 50*time.Millisecond
+			missed, took = 1, step
 		}
 		predicted := group(missed, took)
 		if i < 150 {
 			continue
 		}
-		for _, p := range []time.Duration{predicted[0], predicted[15]} {
-			if e := math.Abs((p - took).Seconds()) / took.Seconds(); e > 0.2 {
-				t.Errorf("group %d: got %v, want %v", i, p, took)
+		for k, want := range map[int]time.Duration{0: took, 15: took + step} {
+			if e := math.Abs((predicted[k] - want).Seconds()) / want.Seconds(); e > 0.2 {
+				t.Errorf("group %d: got %v for sample %d, want %v", i, predicted[k], k, want)
 			}
+		}
+	}
+}
+
+// Ranks of a worker that step together: a short prompt takes as long as the long one that another
+// rank computes. Ranks that do not are predicted alone.
+func TestRanksThatStepTogether(t *testing.T) {
+	for _, together := range []bool{true, false} {
+		r := newRouter(t, preset(t, "round-robin"), 2)
+		now := time.Duration(0)
+		var errors []float64
+		for i := range 300 {
+			// Rank 0 computes a long prompt, rank 1 gets a short one meanwhile.
+			long, short := int64(2000+500*(i%8)), int64(100+100*(i%5))
+			took := func(tokens int64) time.Duration {
+				return 20*time.Millisecond + time.Duration(tokens)*100*time.Microsecond
+			}
+			a := planAt(t, r, now, &Query{ID: fmt.Sprint("a", i), PromptTokens: long, Pin: &Pin{Worker: "w", Rank: 0}})
+			at, ends := now+10*time.Millisecond, now+took(long)
+			b := planAt(t, r, at, &Query{ID: fmt.Sprint("b", i), PromptTokens: short, Pin: &Pin{Worker: "w", Rank: 1}})
+			first := at + took(short)
+			if together {
+				first += ends - at
+			}
+			if i >= 250 {
+				errors = append(errors, math.Abs((b.TTFT-(first-at)).Seconds())/(first-at).Seconds())
+			}
+			for _, e := range []struct {
+				at   time.Duration
+				plan Plan
+			}{{min(first, ends), map[bool]Plan{true: a, false: b}[together]}, {max(first, ends), map[bool]Plan{true: b, false: a}[together]}} {
+				r.FirstToken(e.at, e.plan.Reservation)
+				r.Release(e.at, e.plan.Reservation)
+			}
+			now += 3 * time.Second
+		}
+		if slices.Sort(errors); errors[len(errors)*9/10] > 0.2 {
+			t.Errorf("together %v: got an error of the time to the first token of %.2f at p90, want at most 0.2", together, errors[len(errors)*9/10])
 		}
 	}
 }

@@ -167,7 +167,7 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 		Lookup: q.Lookup, conversation: plan.Conversation, Unnamed: q.Conversation == ""}, !q.Whole)
 	res := r.ledger.get(plan.Reservation)
 	if r.computes(res).fitOf().Seen >= learnedFrom {
-		plan.TTFT = toDuration(res.Forecast.ahead + res.Forecast.own)
+		plan.TTFT = toDuration(res.Forecast.first())
 	}
 	r.shareBooking(plan.Reservation, main, prefill)
 	if r.config.KVTokens > 0 && q.Conversation != "" {
