@@ -87,7 +87,7 @@ func (d *decision) firstTurnStage() bool {
 		return false
 	}
 	d.out.via = ViaFirstTurn
-	best := &d.cands[0]
+	var best *candidate
 	switch f.Placement {
 	case PlaceLeastQueued:
 		c := slices.MinFunc(d.cands, func(a, b candidate) int { return cmp.Compare(a.active, b.active) })

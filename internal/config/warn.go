@@ -20,10 +20,9 @@ import (
 	"time"
 )
 
-// validateFiles reads the certificates and looks for the folders of sockets. They may be
-// mounted where Kvlane runs, so missing ones go to missing. Containers and packages create the
-// default socket's folder: it is looked for only if live.
-func (c *Config) validateFiles(live bool, bad, missing, note report) {
+// validateSockets looks for the folders of sockets. Containers and packages create the default socket's folder: it is looked
+// for only if live. Folders may be mounted where Kvlane runs, so missing ones go to missing.
+func (c *Config) validateSockets(live bool, bad, missing, note report) {
 	for _, l := range c.listeners() {
 		path, ok := l.socket()
 		if !ok || strings.HasPrefix(path, "@") || !live && (relative(path) || l.address == Default().Listen.Address) {
@@ -39,17 +38,21 @@ func (c *Config) validateFiles(live bool, bad, missing, note report) {
 				_ = conn.Close()
 				continue
 			}
-			probe, err := os.CreateTemp(folder, ".kvlane-*")
-			if errors.Is(err, fs.ErrPermission) {
+			switch probe, err := os.CreateTemp(folder, ".kvlane-*"); {
+			case errors.Is(err, fs.ErrPermission):
 				note(l.path, "user %d, which runs this check, cannot create files in %s: the user that runs Kvlane must be able to", os.Getuid(), folder)
-				continue
-			} else if err != nil {
+			case err != nil:
 				bad(l.path, "nothing can be created there: %v: the folder must belong to the user that runs Kvlane", err)
-				continue
+			default:
+				_ = errors.Join(probe.Close(), os.Remove(probe.Name()))
 			}
-			_ = errors.Join(probe.Close(), os.Remove(probe.Name()))
 		}
 	}
+}
+
+// validateFiles is validateSockets, and reads certificates, tokens and kubeconfigs.
+func (c *Config) validateFiles(live bool, bad, missing, note report) {
+	c.validateSockets(live, bad, missing, note)
 	look := func(path, file string, err error) {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):

@@ -121,7 +121,10 @@ func (j *job) listModels(ctx, exact context.Context) (*input, error) {
 			return nil, j.failure("kvlane_model_not_found", body.Failure{Status: http.StatusNotFound, Param: "model",
 				Code: "model_not_found", Message: fmt.Sprintf("The model `%s` does not exist", observe.Clip(name))})
 		}
-		text, _ = json.Marshal(model) // decoded from JSON
+		var err error
+		if text, err = json.Marshal(model); err != nil {
+			return nil, err
+		}
 	}
 	return nil, &answerError{outcome: "answered", Reject: &extproc.Reject{Status: http.StatusOK, Body: text, Details: "kvlane_models"}}
 }

@@ -3,7 +3,6 @@ package body
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"slices"
 )
@@ -185,8 +184,7 @@ func (e *editor) object(start int, edits []Edit, depth int) (int, error) {
 				e.out = append(e.out, ',')
 			}
 			kept = true
-			key, _ := json.Marshal(c.name) // a string never fails
-			e.out = append(append(e.out, key...), ':')
+			e.out = append(AppendQuoted(e.out, c.name), ':')
 			if err := e.value(Span{}, c, depth); err != nil {
 				return 0, err
 			}
