@@ -78,12 +78,14 @@ type decision struct {
 	unmet bool
 	// priced is set if the candidates have costs.
 	priced bool
+	// busiest is that of the worker whose target was predicted last.
+	busiest busiest
 }
 
 // choose runs the stages. It changes only the router's scratch memory.
 func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanation) (choice, error) {
 	d := decision{r: r, now: now, q: q, req: req, ex: ex, pin: q.Pin}
-	d.out.leg, d.out.cursor, d.out.via = req.leg, none32, ViaCost
+	d.out.leg, d.out.cursor, d.out.via, d.busiest.worker = req.leg, none32, ViaCost, none32
 	d.recognise()
 	d.eligible()
 	if d.pin != nil && d.req.policy.PinSoft && !d.pin.Strict && !slices.ContainsFunc(d.cands, func(c candidate) bool { return d.belowCap(&c) }) {

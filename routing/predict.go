@@ -28,11 +28,11 @@ const (
 	forgetting = 0.998
 	// maxFactor bounds a target's factors and their inverses.
 	maxFactor = 16
-	// stepTokens is how many tokens a step computes at most. An engine may be as many ahead of what
-	// first tokens show: it begins with the next prompt in the step that ends one.
+	// stepTokens is how many tokens a step computes at most. An engine may be as many ahead of what first tokens show:
+	// it begins with the next prompt in the step that ends one.
 	stepTokens = 8192
-	// delayed is the weight of a sample that requests booked after it may have delayed, by more
-	// than a 16th of its time. What these add is learned from all.
+	// delayed is the weight of a sample that requests booked after it may have delayed, by more than a 16th of its
+	// time. What these add is learned from all.
 	delayed = 1.0 / 64
 	// shareOver is the time in seconds over which the share of prefill is averaged.
 	shareOver = 30
@@ -41,9 +41,9 @@ const (
 // terms are the features of a request, scaled so that usual ones are near 1.
 type terms [features]float64
 
-// fit is a linear regression with coefficients that are not negative, by coordinate descent on
-// decaying sums. Errors are relative; one that is unusually large counts as the square root of
-// its usual weight would: a client that reads slowly moves the coefficients little.
+// fit is a linear regression with coefficients that are not negative, by coordinate descent on decaying sums. Errors
+// are relative; one that is unusually large counts as the square root of its usual weight would: a client that reads
+// slowly moves the coefficients little.
 type fit struct {
 	Theta terms `json:"theta"`
 	Seen  int   `json:"seen,omitempty"`
@@ -60,7 +60,8 @@ func (f *fit) at(x *terms) (y float64) {
 	return y
 }
 
-// learn adds a sample of a weight up to 1: y seconds for x. whole is the time of which y is a part: the error is relative to it.
+// learn adds a sample of a weight up to 1: y seconds for x. whole is the time of which y is a part: the error is
+// relative to it.
 func (f *fit) learn(x *terms, y, whole, trust float64) {
 	expected := f.at(x)
 	scale := max(whole, whole-y+expected, 1e-6)
@@ -71,17 +72,21 @@ func (f *fit) learn(x *terms, y, whole, trust float64) {
 	weight := trust * min(1, 3*f.Spread/max(e, 1e-9)) / (scale * scale)
 	f.Spread += (min(e, 3*f.Spread) + 0.01 - f.Spread) / min(max(float64(f.Seen-learnedFrom/2), 1), 100)
 	f.Seen++
-	for i := range x {
-		for j := range x {
+	n := features // without the last terms, if they have always been 0
+	for n > 0 && x[n-1] == 0 && f.a[n-1][n-1] == 0 {
+		n--
+	}
+	for i := range n {
+		for j := range n {
 			f.a[i][j] = f.a[i][j]*forgetting + weight*x[i]*x[j]
 		}
 		f.b[i] = f.b[i]*forgetting + weight*y*x[i]
 	}
 	for range 4 {
-		for i := range x {
+		for i := range n {
 			if f.a[i][i] > 0 {
 				rest := f.b[i] + f.a[i][i]*f.Theta[i]
-				for j := range x {
+				for j := range n {
 					rest -= f.a[i][j] * f.Theta[j]
 				}
 				f.Theta[i] = max(rest/f.a[i][i], 0)
@@ -90,9 +95,9 @@ func (f *fit) learn(x *terms, y, whole, trust float64) {
 	}
 }
 
-// paces are what is learned of a model's targets: the time until the prompt is computed (or
-// the KV cache of one computed elsewhere has arrived), by the leg that computes it, and the
-// time per output token. Later is what requests that are booked later add to the first.
+// paces are what is learned of a model's targets: the time until the prompt is computed (or the KV cache of one
+// computed elsewhere has arrived), by the leg that computes it, and the time per output token. Later is what requests
+// that are booked later add to the first.
 type paces struct {
 	First    [numLegs]fit `json:"first,omitzero"`
 	Later    fit          `json:"later,omitzero"`
@@ -104,9 +109,8 @@ type progress struct {
 	// Factor and TokenFactor multiply what the model's coefficients say.
 	Factor      float64 `json:"factor"`
 	TokenFactor float64 `json:"token_factor"`
-	// Booked is the seconds of prefill ever booked, Done how many of them first tokens have
-	// shown to be computed, Due when all are expected to be, and Next how many of them wait for
-	// the running step to end.
+	// Booked is the seconds of prefill ever booked, Done how many of them first tokens have shown to be computed, Due
+	// when all are expected to be, and Next how many of them wait for the running step to end.
 	Booked float64       `json:"booked,omitempty"`
 	Done   float64       `json:"done,omitempty"`
 	Due    time.Duration `json:"due,omitempty"`
@@ -127,13 +131,13 @@ type forecast struct {
 	// since is when it was booked, or when its first token came.
 	since time.Duration
 	x     terms
-	// ahead is the seconds until the target begins with it, own those that it takes itself, later
-	// what others add; work of its own delays others, and mark is the target's Booked with it. work
-	// is 0 once it is not awaited any more. withdrawn is that of the target at the booking.
+	// ahead is the seconds until the target begins with it, own those that it takes itself, later what others add; work
+	// of its own delays others, and mark is the target's Booked with it. work is 0 once it is not awaited any more.
+	// withdrawn is that of the target at the booking.
 	ahead, own, later, work, mark, withdrawn float64
-	// learns is set if the next observation of the booking is a sample to learn from. behind is set if
-	// its first token is not one: nearly all of its wait was for the prompts before it, and learning
-	// would attribute their time to a request almost without prefill.
+	// learns is set if the next observation of the booking is a sample to learn from. behind is set if its first token
+	// is not one: nearly all of its wait was for the prompts before it, and learning would attribute their time to a
+	// request almost without prefill.
 	learns, behind bool
 }
 
@@ -159,17 +163,17 @@ func (t *target) step() (base, most float64) {
 // ahead returns the progress as it is expected to be now, in the steps that have begun.
 func (t *target) ahead(now time.Duration) progress {
 	p := t.progress
-	base, most := t.step()
-	for p.Next > 0 && p.Due-toDuration(p.Next) <= now {
-		p.Next = max(p.Next-most, 0)
-		p.Due += toDuration(base)
+	if begun := p.Next - (p.Due - now).Seconds(); p.Next > 0 && begun >= 0 {
+		base, most := t.step()
+		steps := min(math.Ceil(p.Next/most), math.Floor(begun/(base+most))+1)
+		p.Next = max(p.Next-steps*most, 0)
+		p.Due += toDuration(steps * base)
 	}
 	return p
 }
 
-// forecast predicts a request on the target at a position in the order.
-func (r *Router) forecast(now time.Duration, pos int, miss, prompt, foreign int64) (w forecast) {
-	t := &r.targets[r.order[pos]]
+// forecast predicts a request on a target of the worker whose busiest ranks are given.
+func (t *target) forecast(now time.Duration, b *busiest, miss, prompt, foreign int64) (w forecast) {
 	f, p := t.fitOf(), t.ahead(now)
 	base, most := t.step()
 	n, context, steps := float64(miss)/1024, float64(t.load.KV)/(1<<20), 1.0
@@ -182,24 +186,34 @@ func (r *Router) forecast(now time.Duration, pos int, miss, prompt, foreign int6
 	count := math.Ceil((p.Next + w.work) / most)
 	// What is late by some time is expected to take that time again.
 	w.ahead = max((p.Due-now).Seconds(), 0) + base*(count-math.Ceil(w.work/most)) + p.overdue(now) + p.Factor*f.Theta[1]*float64(foreign)/1024
-	ends, next := r.busiestMate(now, pos)
-	longer := max(ends-max(p.Due-toDuration(p.Next), now), 0).Seconds() + max(min(next, count*most)-p.Next-w.work, 0)
+	longer := max(b.ends-max(p.Due-toDuration(p.Next), now), 0).Seconds() + max(min(b.next, count*most)-p.Next-w.work, 0)
 	w.x[mates] = longer / p.Factor
 	w.own = p.Factor * f.at(&w.x)
 	w.later = t.paces.Later.at(w.rest())
 	return w
 }
 
-// busiestMate returns when the longest step of the worker's other ranks ends, and what waits for it.
-func (r *Router) busiestMate(now time.Duration, pos int) (ends time.Duration, next float64) {
-	for _, by := range []int{-1, 1} {
-		for i := pos + by; i >= 0 && i < len(r.order) && r.targets[r.order[i]].worker == r.targets[r.order[pos]].worker; i += by {
-			if p := r.targets[r.order[i]].ahead(now); p.Due > now {
-				ends, next = max(ends, p.Due-toDuration(p.Next)), max(next, p.Next)
-			}
+// busiest is when the longest step of a worker's ranks ends, and the most seconds that wait for one to end. A rank need
+// not be left out of what its own steps are compared with: it is not busier than itself.
+type busiest struct {
+	worker int32
+	ends   time.Duration
+	next   float64
+}
+
+// busiest returns that of the worker that has the target at a position in the order.
+func (r *Router) busiest(now time.Duration, pos int) busiest {
+	b := busiest{worker: r.targets[r.order[pos]].worker}
+	for pos > 0 && r.targets[r.order[pos-1]].worker == b.worker {
+		pos--
+	}
+	for ; pos < len(r.order) && r.targets[r.order[pos]].worker == b.worker; pos++ {
+		if t := &r.targets[r.order[pos]]; t.progress.Due > now || t.progress.Next > 0 { // most ranks are idle most of the time
+			p := t.ahead(now)
+			b.ends, b.next = max(b.ends, p.Due-toDuration(p.Next)), max(b.next, p.Next)
 		}
 	}
-	return ends, next
+	return b
 }
 
 // rest are the terms of what later requests add: they come before its own step begins.
@@ -212,19 +226,20 @@ func (p *progress) overdue(now time.Duration) float64 {
 	return max(p.Overdue-max(p.Due-now, 0), 0).Seconds()
 }
 
-// ttft is the predicted time to the first token of a candidate in seconds, 0 without a
-// prediction.
+// ttft is the predicted time to the first token of a candidate in seconds, 0 without a prediction.
 func (d *decision) ttft(c *candidate) float64 {
 	t := &d.r.targets[c.slot]
 	if d.req.pool == Decode || t.fitOf().Seen < learnedFrom {
 		return 0
 	}
-	w := d.r.forecast(d.now, int(c.pos), c.miss, d.q.PromptTokens, c.queue-t.load.Queue)
+	if d.busiest.worker != t.worker { // candidates of a worker follow one another
+		d.busiest = d.r.busiest(d.now, int(c.pos))
+	}
+	w := t.forecast(d.now, &d.busiest, c.miss, d.q.PromptTokens, c.queue-t.load.Queue)
 	return w.first()
 }
 
-// perToken is the predicted time per output token of a further request on a target in seconds,
-// 0 without a prediction.
+// perToken is the predicted time per output token of a further request on a target in seconds, 0 without a prediction.
 func (t *target) perToken(now time.Duration, prompt int64) float64 {
 	f, p := &t.paces.PerToken, &t.progress
 	if f.Seen < learnedFrom {
@@ -239,8 +254,8 @@ func (p *progress) share(now time.Duration) float64 {
 	return min(p.Share*math.Exp((p.Booking-now).Seconds()/shareOver), 0.95)
 }
 
-// adapt moves a target's factor by a prediction and what was observed. It tends to 1, so that
-// what all targets have in common is in the coefficients.
+// adapt moves a target's factor by a prediction and what was observed. It tends to 1, so that what all targets have in
+// common is in the coefficients.
 func adapt(factor *float64, predicted, observed float64) {
 	e := (observed - predicted) / max(observed, predicted)
 	*factor = min(max(*factor*(1+min(max(e, -0.2), 0.2)/16)+(1-*factor)/1024, 1.0/maxFactor), maxFactor)
@@ -254,14 +269,15 @@ func (r *Router) computes(res *reservation) *target {
 	return r.targetOf(res.Decode, res.decodeGen)
 }
 
-// expect notes what is predicted for a new booking. Call it before its load is applied. seen reports
-// that its first token will be observed.
+// expect notes what is predicted for a new booking. Call it before its load is applied. seen reports that its first
+// token will be observed.
 func (r *Router) expect(now time.Duration, res *reservation, seen bool) {
 	t := r.computes(res)
 	if t == nil {
 		return
 	}
-	w, p := r.forecast(now, r.position(t.info.Target), res.Miss, res.KV, 0), &t.progress
+	b, p := r.busiest(now, r.position(t.info.Target)), &t.progress
+	w := t.forecast(now, &b, res.Miss, res.KV, 0)
 	*p = t.ahead(now)
 	p.Share = p.Share*math.Exp((p.Booking-now).Seconds()/shareOver) + w.work/shareOver
 	p.Booking = now
@@ -280,8 +296,8 @@ func (r *Router) expect(now time.Duration, res *reservation, seen bool) {
 	res.Forecast = w
 }
 
-// computed notes that the prompt of a booking is computed, and with it all that was booked
-// before: engines are first in first out.
+// computed notes that the prompt of a booking is computed, and with it all that was booked before: engines are first in
+// first out.
 func (r *Router) computed(now time.Duration, res *reservation) {
 	w := &res.Forecast
 	t := r.computes(res)

@@ -16,8 +16,7 @@ const (
 
 const none32 = int32(-1)
 
-// Router chooses targets and books requests on them. It is not safe for concurrent
-// use: keep it under one mutex.
+// Router chooses targets and books requests on them. It is not safe for concurrent use: keep it under one mutex.
 type Router struct {
 	config  Config
 	targets []target
@@ -79,8 +78,8 @@ func New(config Config) (*Router, error) {
 // Config returns the settings.
 func (r *Router) Config() Config { return r.config }
 
-// SetConfig replaces the settings for the decisions from now on. MaxConversations,
-// MaxPrefixBlocks, Node and HashSeed stay as they are. After an error nothing has changed.
+// SetConfig replaces the settings for the decisions from now on. MaxConversations, MaxPrefixBlocks, Node and HashSeed
+// stay as they are. After an error nothing has changed.
 func (r *Router) SetConfig(config Config) error {
 	config.MaxConversations, config.MaxPrefixBlocks = r.config.MaxConversations, r.config.MaxPrefixBlocks
 	config.Node, config.HashSeed = r.config.Node, r.config.HashSeed
@@ -123,9 +122,9 @@ func (r *Router) pickWhole(now time.Duration, q *Query, ex *Explanation) (Plan, 
 	return r.commitLocal(now, q, &c)
 }
 
-// Shadow returns what another policy would choose for a request, without booking it: the target, its uncached tokens of the
-// prompt and the tokens queued there. Bindings and loads are those of the Router's own decisions. ok is false if the policy would
-// refuse the request, or if it may be split between pools. Call it before Pick.
+// Shadow returns what another policy would choose for a request, without booking it: the target, its uncached tokens of
+// the prompt and the tokens queued there. Bindings and loads are those of the Router's own decisions. ok is false if
+// the policy would refuse the request, or if it may be split between pools. Call it before Pick.
 func (r *Router) Shadow(now time.Duration, q *Query, overlaps []Overlap, policy *Policy) (slot kvindex.Slot, miss, queue int64, ok bool) {
 	if r.roles[Prefill]+r.roles[Decode] > 0 && r.disagg(q).Mode != ModeOff {
 		return NoSlot, 0, 0, false
