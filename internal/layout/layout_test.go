@@ -39,7 +39,7 @@ var rooms = []struct {
 	{"observe", 1662, 1300, []string{"internal/observe"}},
 	{"decide", 3165, 1700, []string{"internal/decide"}},
 	{"replicas", 2475, 2200, []string{"internal/replicas"}},
-	{"lab", 11590, 11700, []string{"internal/lab"}},
+	{"lab", 11650, 11700, []string{"internal/lab"}},
 	{"rim", 9066, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvlane/kvlane/envoy"
@@ -20,11 +21,15 @@ type bed struct {
 	dir, ingress, admin string
 	server              *exec.Cmd
 	envoy               *envoy.Process
+	next                atomic.Int64 // numbers the requests: no load repeats prompts
 }
 
 // newBed starts both. With useFloor the server is this program, run as the floor.
 func newBed(ctx context.Context, o *options, list engines, mode string, useFloor bool) (b *bed, err error) {
 	b = &bed{}
+	if useFloor {
+		b.next.Store(1 << 20) // Kvlane hears of its prompts from the engines and must not know its own from there
+	}
 	defer func() {
 		if err != nil {
 			b.close()

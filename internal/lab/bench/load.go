@@ -38,6 +38,13 @@ type result struct {
 	server, envoy    time.Duration // processor time
 }
 
+func (r *result) add(o *result) {
+	r.requests += o.requests
+	r.errors += o.errors
+	r.server += o.server
+	r.envoy += o.envoy
+}
+
 func (r *result) perRequest(d time.Duration) float64 {
 	return float64(d.Microseconds()) / 1000 / float64(max(r.requests, 1))
 }
@@ -71,14 +78,14 @@ func (b *bed) run(ctx context.Context, r row, t *text, length time.Duration) (*r
 func (b *bed) load(ctx context.Context, connections int, path string, length time.Duration, body func(n int) ([]byte, error)) (*result, error) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: connections}, Timeout: time.Minute}
 	defer client.CloseIdleConnections()
-	var next, done, failed atomic.Int64
+	var done, failed atomic.Int64
 	load := func(length time.Duration) {
 		started := time.Now()
 		var wg sync.WaitGroup
 		for range connections {
 			wg.Go(func() {
 				for time.Since(started) < length && ctx.Err() == nil {
-					text, err := body(int(next.Add(1)))
+					text, err := body(int(b.next.Add(1)))
 					if err == nil {
 						err = post(ctx, client, "http://"+b.ingress+path, text)
 					}

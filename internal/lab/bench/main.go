@@ -83,10 +83,8 @@ func report(ctx context.Context, o *options) error {
 		"%-15s words of the first, in an order that never was before\n", seen.name, seen.perToken, whole.name, whole.perToken, fresh(seen).name)
 	fmt.Fprintf(os.Stdout, "%-22s %-15s %-20s %-7s %8s %13s %12s %14s\n", "load", "text", "request body", "server", "requests", "server ms/req", "Envoy ms/req", "req/s per core")
 	for _, mode := range []string{"BUFFERED", "FULL_DUPLEX_STREAMED"} {
-		for _, name := range []string{"floor", "kvlane"} {
-			if err := o.mode(ctx, list, seen, whole, mode, name); err != nil {
-				return fmt.Errorf("%s %s: %w", name, mode, err)
-			}
+		if err := o.mode(ctx, list, seen, whole, mode); err != nil {
+			return fmt.Errorf("%s: %w", mode, err)
 		}
 	}
 	if o.only.MatchString("idle") {
@@ -95,87 +93,144 @@ func report(ctx context.Context, o *options) error {
 	return nil
 }
 
-// mode runs the loads against one server in one mode. Loads with new text run against
-// Kvlane only: the floor does not read text.
-func (o *options) mode(ctx context.Context, list engines, seen, whole *text, mode, name string) error {
+// server is one of the two that are measured.
+type server struct {
+	*bed
+	name  string
+	start memory
+	text  *text // that of the latest load
+}
+
+// prepare lets the server read a text once, unless its sentences are always new.
+func (s *server) prepare(ctx context.Context, t *text) error {
+	known := s.text == t || len(t.words) > 0
+	if s.text = t; known {
+		return nil
+	}
+	return s.read(ctx, t)
+}
+
+// mode runs the loads in one mode. Texts but the first are for Kvlane only: the floor does not read text.
+func (o *options) mode(ctx context.Context, list engines, seen, whole *text, mode string) error {
 	type load struct {
 		text *text
 		rows []row
 	}
 	loads := []load{{seen, rows}}
 	if mode == "BUFFERED" {
-		loads[0].rows = append(slices.Clip(rows), busy)
-		if name == "kvlane" {
-			loads = append(loads, load{whole, rows}, load{fresh(seen), rows[:2]})
-		}
+		loads = []load{{seen, append(slices.Clip(rows), busy)}, {whole, rows}, {fresh(seen), rows[:2]}}
 	}
-	for i, l := range loads {
-		loads[i].rows = slices.DeleteFunc(slices.Clone(l.rows), func(r row) bool {
-			return !o.only.MatchString(fmt.Sprintf("%s %s %s, %s", mode, name, l.text.name, r.name))
+	wants := func(name string, t *text, r row) bool {
+		return (name == "kvlane" || t == seen) && o.only.MatchString(fmt.Sprintf("%s %s %s, %s", mode, name, t.name, r.name))
+	}
+	pieces := func(name string) bool { return mode == "BUFFERED" && o.only.MatchString(name+" pieces") }
+	servers, err := o.start(ctx, list, mode, func(name string) bool {
+		return pieces(name) || slices.ContainsFunc(loads, func(l load) bool {
+			return slices.ContainsFunc(l.rows, func(r row) bool { return wants(name, l.text, r) })
 		})
-	}
-	loads = slices.DeleteFunc(loads, func(l load) bool { return len(l.rows) == 0 })
-	pieces := mode == "BUFFERED" && o.only.MatchString(name+" pieces")
-	if len(loads) == 0 && !pieces {
-		return nil
-	}
-	b, err := newBed(ctx, o, list, mode, name == "floor")
-	if err != nil {
-		return err
-	}
-	defer b.close()
-	start, err := residentMemory(b.server.Process.Pid)
+	})
+	defer func() {
+		for _, s := range servers {
+			s.close()
+		}
+	}()
 	if err != nil {
 		return err
 	}
 	for _, l := range loads {
-		if len(l.text.words) == 0 {
-			if err := b.read(ctx, l.text); err != nil {
-				return err
-			}
-		}
 		for _, r := range l.rows {
-			if err := o.row(ctx, b, r, l.text, mode, name); err != nil {
+			measured := slices.DeleteFunc(slices.Clone(servers), func(s *server) bool { return !wants(s.name, l.text, r) })
+			for _, s := range measured {
+				if err := s.prepare(ctx, l.text); err != nil {
+					return err
+				}
+			}
+			if err := o.row(ctx, measured, r, l.text, mode); err != nil {
 				return err
 			}
 		}
-		if end, err := residentMemory(b.server.Process.Pid); err == nil {
-			fmt.Fprintf(os.Stdout, "%-22s %-15s %-20s %-7s %s before the load, %s after\n", "resident memory", l.text.name, mode, name, start, end)
+		for _, s := range servers {
+			if end, err := residentMemory(s.server.Process.Pid); err == nil && s.text == l.text {
+				fmt.Fprintf(os.Stdout, "%-22s %-15s %-20s %-7s %s before the load, %s after\n", "resident memory", l.text.name, mode, s.name, s.start, end)
+			}
 		}
 	}
-	if pieces {
-		return o.pieces(ctx, b, name)
+	for _, s := range servers {
+		if pieces(s.name) {
+			if err := o.pieces(ctx, s.bed, s.name); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
 
-// row runs one load and prints its cost, for Kvlane also by stage.
-func (o *options) row(ctx context.Context, b *bed, r row, t *text, mode, name string) error {
-	var before stages
-	if name == "kvlane" {
-		var err error
-		if before, err = b.stages(ctx); err != nil {
-			return err
+// start starts the servers that are wanted. Close them, after an error, too.
+func (o *options) start(ctx context.Context, list engines, mode string, wanted func(name string) bool) (servers []*server, err error) {
+	for _, name := range []string{"floor", "kvlane"} {
+		if !wanted(name) {
+			continue
+		}
+		b, err := newBed(ctx, o, list, mode, name == "floor")
+		if err != nil {
+			return servers, fmt.Errorf("%s: %w", name, err)
+		}
+		s := &server{bed: b, name: name}
+		servers = append(servers, s)
+		if s.start, err = residentMemory(b.server.Process.Pid); err != nil {
+			return servers, err
 		}
 	}
-	res, err := b.run(ctx, r, t, o.length)
-	if err != nil {
-		return err
+	return servers, nil
+}
+
+// rounds is how often the servers take turns in a load: on a shared machine, costs of the same minute can be compared.
+const rounds = 3
+
+// row runs one load against the servers by turns and prints what each costs, for Kvlane also by stage.
+func (o *options) row(ctx context.Context, servers []*server, r row, t *text, mode string) error {
+	before, results, ratios := make([]stages, len(servers)), make([]result, len(servers)), []float64(nil)
+	for range rounds {
+		var cost []float64
+		for i, s := range servers {
+			if s.name == "kvlane" && before[i] == nil {
+				var err error
+				if before[i], err = s.stages(ctx); err != nil {
+					return err
+				}
+			}
+			res, err := s.run(ctx, r, t, o.length/rounds)
+			if err != nil {
+				return err
+			}
+			results[i].add(res)
+			cost = append(cost, res.perRequest(res.server))
+		}
+		if len(cost) > 1 {
+			ratios = append(ratios, cost[1]/cost[0])
+		}
 	}
-	perCore := float64(res.requests) / (res.server + res.envoy).Seconds()
-	fmt.Fprintf(os.Stdout, "%-22s %-15s %-20s %-7s %8d %13.3f %12.3f %14.0f", r.name, t.name, mode, name, res.requests, res.perRequest(res.server), res.perRequest(res.envoy), perCore)
-	if res.errors > 0 {
-		fmt.Fprintf(os.Stdout, "  %d ERRORS", res.errors)
+	for i, s := range servers {
+		res := &results[i]
+		perCore := float64(res.requests) / (res.server + res.envoy).Seconds()
+		fmt.Fprintf(os.Stdout, "%-22s %-15s %-20s %-7s %8d %13.3f %12.3f %14.0f", r.name, t.name, mode, s.name, res.requests, res.perRequest(res.server), res.perRequest(res.envoy), perCore)
+		if res.errors > 0 {
+			fmt.Fprintf(os.Stdout, "  %d ERRORS", res.errors)
+		}
+		fmt.Fprintln(os.Stdout)
+		if before[i] == nil {
+			continue
+		}
+		after, err := s.stages(ctx)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stdout, "    decision by the wall clock, ms: %s\n", after.since(before[i]))
 	}
-	fmt.Fprintln(os.Stdout)
-	if before == nil {
-		return nil
+	if slices.Sort(ratios); len(ratios) > 0 {
+		fmt.Fprintf(os.Stdout, "    processor time of kvlane by the floor's in the same round: %.2f (%.2f to %.2f)\n", ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1])
 	}
-	after, err := b.stages(ctx)
-	if err == nil {
-		fmt.Fprintf(os.Stdout, "    decision by the wall clock, ms: %s\n", after.since(before))
-	}
-	return err
+	return nil
 }
 
 // pieces prints the cost of a piece of a streamed answer: the difference between answers of 1,000 pieces and of one.
