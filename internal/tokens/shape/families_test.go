@@ -44,7 +44,7 @@ var families = []family{
 	{"Kimi-Audio", "kimi_audio", "MoonshotKimiaForCausalLM", nil, byLoad, template},
 	{"Inkling, text", "inkling", "InklingForCausalLM", nil, exact, "not served"},
 	{"Inkling", "inkling", "InklingForConditionalGeneration", nil, exact + " up to the first medium", byLoad},
-	{"Mistral in its own format", "mistral", "MistralForCausalLM", []string{"tekken.json", "consolidated.safetensors"}, exact, template},
+	{"Mistral in its own format", "mistral", "MistralForCausalLM", []string{"tekken.json", "consolidated.safetensors"}, exact + " up to the first medium", template},
 	{"Mistral in Hugging Face's format", "mistral", "MistralForCausalLM", []string{"tekken.json"}, template, template},
 	{"Cohere", "cohere2", "Cohere2ForCausalLM", nil, template, template},
 	{"DeepSeek-OCR", "deepseek-ocr", "DeepseekOCRForCausalLM", nil, template, byLoad},
@@ -71,7 +71,7 @@ type mode struct {
 
 var modes = []mode{
 	{"vLLM", "hf", "all other models", "by its chat template"},
-	{"vLLM", "mistral", "Mistral's own format", "exact"},
+	{"vLLM", "mistral", "Mistral's own format", "exact up to the first medium"},
 	{"vLLM", "deepseek_v32", "DeepSeek-V3.2", "exact"},
 	{"vLLM", "deepseek_v4", "DeepSeek-V4", "exact up to the first image"},
 	{"vLLM", "deepseek_v41", "DeepSeek-V4.1", "exact"},
