@@ -345,9 +345,8 @@ func (x *Index) removePlain(s Slot, t Tier, p place) {
 	x.unhold(p.segment(), s, t, p.offset(), p.offset()+1)
 }
 
-// forgetHeld removes the record of how the slot's aliases held a segment's blocks; eviction
-// calls it before it removes the runs. The aliases' units
-// stay, because the engine has not removed these holdings.
+// forgetHeld removes the record of how the slot's aliases held a segment's blocks; eviction calls it before it removes
+// the runs. The aliases' units stay, because the engine has not removed these holdings.
 func (x *Index) forgetHeld(s Slot, g segment) {
 	a := x.slots[s].aliases
 	if a == nil {

@@ -5,8 +5,7 @@ import (
 	"strings"
 )
 
-// API identifies the request family. The zero value (Unknown) makes Kvlane pass the request
-// through unparsed.
+// API identifies the request family. The zero value (Unknown) makes Kvlane pass the request through unparsed.
 type API uint8
 
 // The request families, each with its usual path.
@@ -92,10 +91,9 @@ func StoredResponse(path string) string {
 	return id
 }
 
-// Detect identifies the API by method and path suffix, so gateways may add a path prefix. It
-// ignores the query. idle reports a request that computes no KV blocks: it only builds the prompt (such as
-// /v1/chat/completions/render) or counts it. All other paths, such as files and audio, are Unknown. For its
-// own API, SGLang also accepts PUT.
+// Detect identifies the API by method and path suffix, so gateways may add a path prefix. It ignores the query. idle
+// reports a request that computes no KV blocks: it only builds the prompt (such as /v1/chat/completions/render) or
+// counts it. All other paths, such as files and audio, are Unknown. For its own API, SGLang also accepts PUT.
 func Detect(method, path string) (api API, idle bool) {
 	path, _, _ = strings.Cut(path, "?")
 	if method == "GET" && (strings.HasSuffix(path, "/v1/models") || ListedModel(path) != "") {

@@ -1,8 +1,7 @@
 package body
 
-// EachMember calls each with every key (including its quotes) and value of raw, a checked JSON
-// object. Keys may repeat; in every engine's reader the last one counts. For any other JSON value
-// EachMember does nothing.
+// EachMember calls each with every key (including its quotes) and value of raw, a checked JSON object. Keys may repeat;
+// in every engine's reader the last one counts. For any other JSON value EachMember does nothing.
 func EachMember(raw []byte, each func(key, value []byte)) {
 	s := scanner{b: raw}
 	if start := s.begin(); start < len(raw) && raw[start] == '{' {
@@ -10,8 +9,7 @@ func EachMember(raw []byte, each func(key, value []byte)) {
 	}
 }
 
-// EachItem calls each with every element of raw, a checked JSON array. For any other JSON value
-// it does nothing.
+// EachItem calls each with every element of raw, a checked JSON array. For any other JSON value it does nothing.
 func EachItem(raw []byte, each func(item []byte)) {
 	s := scanner{b: raw}
 	if start := s.begin(); start < len(raw) && raw[start] == '[' {

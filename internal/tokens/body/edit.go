@@ -26,12 +26,11 @@ func Apply(dst, body []byte, edits ...Edit) ([]byte, error) {
 	return ApplyContext(context.Background(), dst, body, edits...)
 }
 
-// ApplyContext appends body, a checked JSON object, to dst with the edits applied. Bytes outside
-// the edited fields stay unchanged. If edits overlap, the later one wins. Of duplicate keys in an
-// object the last is edited and the others are removed. dst must not overlap body. Time is linear
-// in the body plus the edits, even with many duplicate keys; memory beyond dst depends on the
-// edits alone. If ctx ends early, the error is its cause. After an error the bytes appended to
-// dst are meaningless.
+// ApplyContext appends body, a checked JSON object, to dst with the edits applied. Bytes outside the edited fields stay
+// unchanged. If edits overlap, the later one wins. Of duplicate keys in an object the last is edited and the others are
+// removed. dst must not overlap body. Time is linear in the body plus the edits, even with many duplicate keys; memory
+// beyond dst depends on the edits alone. If ctx ends early, the error is its cause. After an error the bytes appended
+// to dst are meaningless.
 func ApplyContext(ctx context.Context, dst, body []byte, edits ...Edit) ([]byte, error) {
 	for i := range edits {
 		if len(edits[i].path) == 0 {
@@ -102,9 +101,8 @@ func changes(edits []Edit, depth int) (list []change, at map[string]int) {
 	return list, at
 }
 
-// members calls each with those members of the object at start whose key is in at. It returns the
-// end of the object's last member (of the opening brace if there is none), the number of members,
-// and the end of the object.
+// members calls each with those members of the object at start whose key is in at. It returns the end of the object's
+// last member (of the opening brace if there is none), the number of members, and the end of the object.
 func (e *editor) members(start int, at map[string]int, each func(m member)) (tail, n, end int, err error) {
 	s := scanner{b: e.b}
 	tail = start + 1

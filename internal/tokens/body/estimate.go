@@ -18,9 +18,8 @@ func (a API) EstimateTokens(raw []byte) int64 {
 	return quarter(len(raw))
 }
 
-// EstimateTokens estimates the number of prompt tokens without tokenizing: a quarter of the
-// characters (not bytes) of a text, or the exact number of ids. Images and other parts without
-// text count as zero.
+// EstimateTokens estimates the number of prompt tokens without tokenizing: a quarter of the characters (not bytes) of a
+// text, or the exact number of ids. Images and other parts without text count as zero.
 func (r *Request) EstimateTokens() int64 {
 	raw := r.Prompt.Of(r.Body)
 	switch {

@@ -30,15 +30,13 @@ const maxOthers = 1024
 // maxElements bounds the element spans kept of a list; Count is not bounded by it.
 const maxElements = 1 << 16
 
-// Request is a checked body with the positions of its parts. All spans are offsets into Body,
-// which the caller must keep unchanged; nothing else is referenced. A Request may be reused
-// through its Parse method.
+// Request is a checked body with the positions of its parts. All spans are offsets into Body, which the caller must
+// keep unchanged; nothing else is referenced. A Request may be reused through its Parse method.
 type Request struct {
 	API  API
 	Body []byte
 	Form Form
-	// Prompt is the value that carries the prompt: the list of messages, the string or the list
-	// of prompts.
+	// Prompt is the value that carries the prompt: the list of messages, the string or the list of prompts.
 	Prompt Span
 	// Elements are the spans of Prompt's elements that are objects, arrays or strings: messages,
 	// items, or prompts of a batch. At most 65,536 are kept; Count is the full number.
@@ -62,9 +60,8 @@ type known struct {
 // place is the position of a top-level field: its key (including the quotes) and its value.
 type place struct{ key, value Span }
 
-// Parse checks that body is strict JSON and locates its fields. The error is a *SyntaxError, an
-// *UnreadError, or reports that the body is not an object. Types are not checked: callers decide
-// what an engine would reject.
+// Parse checks that body is strict JSON and locates its fields. The error is a *SyntaxError, an *UnreadError, or
+// reports that the body is not an object. Types are not checked: callers decide what an engine would reject.
 func Parse(api API, body []byte) (*Request, error) {
 	r := new(Request)
 	return r, r.Parse(api, body)
@@ -73,10 +70,9 @@ func Parse(api API, body []byte) (*Request, error) {
 // Parse is like the function Parse, but reuses r's memory.
 func (r *Request) Parse(api API, body []byte) error { return r.Resume(api, body, 0, nil) }
 
-// Resume is Parse for a body that begins like one that was parsed before. elements are the first ones
-// of a list that starts at start; up to the end of the last of them both bodies must be equal. They are
-// not scanned again: JSON is read forwards only, so the state at the end of an element depends only
-// on the bytes before it.
+// Resume is Parse for a body that begins like one that was parsed before. elements are the first ones of a list that
+// starts at start; up to the end of the last of them both bodies must be equal. They are not scanned again: JSON is
+// read forwards only, so the state at the end of an element depends only on the bytes before it.
 func (r *Request) Resume(api API, body []byte, start int, elements []Span) error {
 	k := known{start, elements}
 	*r = Request{API: api, Body: body, Elements: r.Elements[:0], others: r.others[:0]}
@@ -118,8 +114,7 @@ func (r *Request) members(s *scanner, i int, k known) int {
 	})
 }
 
-// list reads the list at i. If the known elements are from this list, it resumes after the last
-// of them.
+// list reads the list at i. If the known elements are from this list, it resumes after the last of them.
 func (r *Request) list(s *scanner, i int, k known) int {
 	r.Elements, r.Count = r.Elements[:0], 0
 	each := func(e Span) {
@@ -139,8 +134,7 @@ func (r *Request) list(s *scanner, i int, k known) int {
 // TakesMessages reports whether the prompt of the API's requests is usually a list of messages.
 func (a API) TakesMessages() bool { return a.promptField() == FieldMessages }
 
-// promptField returns the field that usually carries the prompt; the spans of its elements are
-// kept.
+// promptField returns the field that usually carries the prompt; the spans of its elements are kept.
 func (a API) promptField() Field {
 	switch a {
 	case Chat, Messages, CountTokens, Tokenize:
@@ -376,20 +370,17 @@ func (r *Request) Choices() int64 {
 	return n
 }
 
-// ConversationFields are the body fields that may contain a conversation id, by descending
-// precedence: TensorRT-LLM's own, then the session fields of the engines and of OpenAI's APIs. A
-// dot separates object levels. They take precedence over headers. A trajectory is Dynamo's name
-// for one of the chains of requests of a session (documentation 1.2).
+// ConversationFields are the body fields that may contain a conversation id, by descending precedence: TensorRT-LLM's
+// own, then the session fields of the engines and of OpenAI's APIs. A dot separates object levels. They take precedence
+// over headers. A trajectory is Dynamo's name for one of the chains of requests of a session (documentation 1.2).
 var ConversationFields = []string{"conversation_params.conversation_id", "disaggregated_params.conversation_id", "session_id",
 	"vllm_xargs.session_id", "nvext.agent_context.trajectory_id", "nvext.agent_context.session_id", "conversation.id", "conversation"}
 
-// LooseConversationFields count where no header has an id: subagents may have the value of their
-// parent (Codex, prompt_cache_key), and a run may be several conversations (LiteLLM's
-// metadata.session_id).
+// LooseConversationFields count where no header has an id: subagents may have the value of their parent (Codex,
+// prompt_cache_key), and a run may be several conversations (LiteLLM's metadata.session_id).
 var LooseConversationFields = []string{"prompt_cache_key", "metadata.session_id"}
 
-// ConversationID returns the first non-blank text among the given body fields, trimmed, and the
-// name of its field.
+// ConversationID returns the first non-blank text among the given body fields, trimmed, and the name of its field.
 func (r *Request) ConversationID(fields []string) (id, field string) {
 	for _, name := range fields {
 		outer, inner, nested := strings.Cut(name, ".")
@@ -405,8 +396,7 @@ func (r *Request) ConversationID(fields []string) (id, field string) {
 	return "", ""
 }
 
-// FirstPrompt returns the prompt that the request is routed by: its only prompt, or the first of
-// a batch.
+// FirstPrompt returns the prompt that the request is routed by: its only prompt, or the first of a batch.
 func (r *Request) FirstPrompt() []byte {
 	if (r.Form == FormTexts || r.Form == FormIDLists) && len(r.Elements) > 0 {
 		return r.Elements[0].Of(r.Body)

@@ -36,8 +36,7 @@ func (e *SyntaxError) Error() string {
 	return fmt.Sprintf("invalid JSON at byte %d (%s): %s", e.Offset, e.Path, e.Reason)
 }
 
-// Span is a half-open byte range of the body. The zero Span denotes an absent value; no value is
-// empty.
+// Span is a half-open byte range of the body. The zero Span denotes an absent value; no value is empty.
 type Span struct{ Start, End int }
 
 // Present reports whether the span denotes a value.
@@ -46,10 +45,9 @@ func (s Span) Present() bool { return s.End > s.Start }
 // Of returns the span's bytes.
 func (s Span) Of(body []byte) []byte { return body[s.Start:s.End] }
 
-// scanner checks JSON as the engines' reader, Python's json, does: RFC 8259 plus the numbers NaN,
-// Infinity and -Infinity. Methods take the offset at which their value starts and return the
-// offset after it, or -1 after setting err. The path of an error is collected while unwinding, so
-// valid input pays nothing for it.
+// scanner checks JSON as the engines' reader, Python's json, does: RFC 8259 plus the numbers NaN, Infinity and
+// -Infinity. Methods take the offset at which their value starts and return the offset after it, or -1 after setting
+// err. The path of an error is collected while unwinding, so valid input pays nothing for it.
 type scanner struct {
 	b     []byte
 	depth int
@@ -81,8 +79,7 @@ func (s *scanner) within(step string) int {
 	return -1
 }
 
-// shortKey returns a key without its quotes for an error's path, truncated because clients may
-// send very long ones.
+// shortKey returns a key without its quotes for an error's path, truncated because clients may send very long ones.
 func shortKey(key []byte) string {
 	const most = 64
 	if key = key[1 : len(key)-1]; len(key) > most {
@@ -91,8 +88,7 @@ func shortKey(key []byte) string {
 	return string(key)
 }
 
-// maxSteps bounds the path in an error: of a longer one, only the first and last maxSteps steps
-// are shown.
+// maxSteps bounds the path in an error: of a longer one, only the first and last maxSteps steps are shown.
 const maxSteps = 8
 
 // stop ends the walk over an object. Only the callback of object may call it.
@@ -355,9 +351,8 @@ const (
 	highs = 0x8080808080808080
 )
 
-// stops sets the high bit of the first byte of w that is a quote, a backslash or a control
-// character. Bytes after the first match may be marked wrongly (borrow); bytes of 0x80 and above
-// are never the first.
+// stops sets the high bit of the first byte of w that is a quote, a backslash or a control character. Bytes after the
+// first match may be marked wrongly (borrow); bytes of 0x80 and above are never the first.
 func stops(w uint64) uint64 {
 	quote := w ^ ones*'"'
 	slash := w ^ ones*'\\'

@@ -9,10 +9,9 @@ type Usage struct {
 	Cached     int64 // part of Prompt that came from the KV cache
 }
 
-// UsageScanner extracts the usage from a response, JSON or server-sent events, that may be split
-// into chunks anywhere. It looks only where an engine writes usage, never into generated text,
-// and buffers less than 1 KB for any response size. The last value of a stream counts. It is not
-// safe for concurrent use.
+// UsageScanner extracts the usage from a response, JSON or server-sent events, that may be split into chunks anywhere.
+// It looks only where an engine writes usage, never into generated text, and buffers less than 1 KB for any response
+// size. The last value of a stream counts. It is not safe for concurrent use.
 type UsageScanner struct {
 	sse     bool
 	line    lineState
@@ -45,8 +44,7 @@ const (
 	lineOther                  // in a line to ignore
 )
 
-// event consumes the part of rest that belongs to the current line state and returns the
-// remainder.
+// event consumes the part of rest that belongs to the current line state and returns the remainder.
 func (u *UsageScanner) event(rest []byte) []byte {
 	const name = "data:"
 	if u.line == lineStart {
@@ -82,9 +80,8 @@ func (u *UsageScanner) event(rest []byte) []byte {
 	return after
 }
 
-// Usage returns the usage found so far, with the same meaning for every API: Anthropic's
-// input_tokens exclude cached and cache-creation tokens, which are added here. ok is false if no
-// usage was found.
+// Usage returns the usage found so far, with the same meaning for every API: Anthropic's input_tokens exclude cached
+// and cache-creation tokens, which are added here. ok is false if no usage was found.
 func (u *UsageScanner) Usage() (found Usage, ok bool) {
 	get := func(c count) int64 {
 		if u.seen[c] {
@@ -298,8 +295,7 @@ func (w *jsonWalk) open(array bool) {
 	w.isKey = !array
 }
 
-// report records a complete number. The last key read belongs to it only directly inside an
-// object.
+// report records a complete number. The last key read belongs to it only directly inside an object.
 func (w *jsonWalk) report(u *UsageScanner) {
 	if w.depth == 0 || w.depth > walkDepth || w.inArray[w.depth-1] || w.keyLen > walkKey {
 		return

@@ -5,10 +5,9 @@ import "bytes"
 // maxUsage bounds a usage object that is held back, in bytes; a longer one passes unchanged.
 const maxUsage = 8 << 10
 
-// UsageEditor edits the usage objects in a response, JSON or server-sent events, that may be
-// split into pieces anywhere. A usage object that is incomplete at the end of a piece is held
-// back until the rest arrives; all other bytes pass immediately. It is not safe for concurrent
-// use.
+// UsageEditor edits the usage objects in a response, JSON or server-sent events, that may be split into pieces
+// anywhere. A usage object that is incomplete at the end of a piece is held back until the rest arrives; all other
+// bytes pass immediately. It is not safe for concurrent use.
 type UsageEditor struct {
 	edit func(dst, usage []byte) []byte
 	scan UsageScanner // locates usage objects; its counts are not used
@@ -27,9 +26,8 @@ func NewUsageEditor(sse bool, edit func(dst, usage []byte) []byte) *UsageEditor 
 // Holds reports whether bytes are held back.
 func (e *UsageEditor) Holds() bool { return len(e.held) > 0 }
 
-// Edit processes the next piece of the response. If changed is true, forward out instead of
-// piece; otherwise forward piece. With last set nothing is held back. out shares no memory with
-// piece.
+// Edit processes the next piece of the response. If changed is true, forward out instead of piece; otherwise forward
+// piece. With last set nothing is held back. out shares no memory with piece.
 func (e *UsageEditor) Edit(piece []byte, last bool) (out []byte, changed bool) {
 	from, start := 0, 0 // piece[:from] is in out; an open object starts at start, or in an earlier piece
 	for at := 0; at < len(piece); {
@@ -71,12 +69,10 @@ func (e *UsageEditor) Edit(piece []byte, last bool) (out []byte, changed bool) {
 	return append(out, piece[from:]...), true
 }
 
-// gaveUp, stored as usageDepth, stops the detection of usage objects in the rest of the JSON
-// text.
+// gaveUp, stored as usageDepth, stops the detection of usage objects in the rest of the JSON text.
 const gaveUp = -1
 
-// step consumes piece from at, up to the next bracket of a usage object at most, and returns the
-// new offset.
+// step consumes piece from at, up to the next bracket of a usage object at most, and returns the new offset.
 func (e *UsageEditor) step(piece []byte, at int) int {
 	u := &e.scan
 	if !u.sse {

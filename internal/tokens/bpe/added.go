@@ -8,8 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// AddedToken is a token that is cut out of the text before the model sees it.
-// The flags are those of tokenizer.json.
+// AddedToken is a token that is cut out of the text before the model sees it. The flags are those of tokenizer.json.
 type AddedToken struct {
 	ID      uint32 `json:"id"`
 	Content string `json:"content"`
@@ -23,8 +22,7 @@ type AddedToken struct {
 	Special    bool `json:"special"`
 }
 
-// readAdded reads the added tokens of tokenizer.json, then those that transformers adds from the
-// configuration.
+// readAdded reads the added tokens of tokenizer.json, then those that transformers adds from the configuration.
 func (t *Tokenizer) readAdded(raw []byte) error {
 	var tokens []AddedToken
 	if len(raw) > 0 {
@@ -276,8 +274,7 @@ type search struct {
 	s   string
 	pos int // where to search for the next token
 	cut int // end of the last hit
-	// marks reports that each space in s stands for U+2581, which Lstrip and Rstrip do not take as
-	// white space.
+	// marks reports that each space in s stands for U+2581, which Lstrip and Rstrip do not take as white space.
 	marks  bool
 	wanted *watch
 }

@@ -71,9 +71,8 @@ func (m *charsmap) match(s string, shortest bool) (text []byte, n int) {
 // trieOffset returns the offset of a unit in the format of Darts-clone.
 func trieOffset(unit uint32) uint32 { return unit >> 10 << (unit & (1 << 9) >> 6) }
 
-// maxGrapheme is the size in bytes from which the library replaces the characters of a grapheme
-// cluster one by one. A smaller cluster is replaced by the text of the shortest sequence that it
-// starts with, whatever follows in it.
+// maxGrapheme is the size in bytes from which the library replaces the characters of a grapheme cluster one by one. A
+// smaller cluster is replaced by the text of the shortest sequence that it starts with, whatever follows in it.
 const maxGrapheme = 6
 
 // normalize is the normalizer Precompiled of the library.
@@ -146,8 +145,7 @@ func (m *charsmap) extenders(wanted *watch, s string, i, n int) int {
 	return at - i - n
 }
 
-// standsAlone reports whether a character of up to three bytes is a control of the segmentation,
-// which nothing extends.
+// standsAlone reports whether a character of up to three bytes is a control of the segmentation, which nothing extends.
 func standsAlone(r rune) bool {
 	switch {
 	case r < ' ', r >= 0x7f && r < 0xa0, r == 0xad, r == 0x61c, r == 0x180e, r == 0x200b, r == 0x200e, r == 0x200f, r >= 0x2028 && r <= 0x202e,

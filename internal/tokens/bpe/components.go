@@ -99,8 +99,7 @@ func (f *file) stages() (norm, pre []component, err error) {
 	return norm, pre, err
 }
 
-// readPipeline reads normalizer and pre-tokenizer: one of the usual shapes, or
-// any other as a pipeline.
+// readPipeline reads normalizer and pre-tokenizer: one of the usual shapes, or any other as a pipeline.
 func (t *Tokenizer) readPipeline(f *file, head *modelHead) error {
 	norm, pre, err := f.stages()
 	if err != nil {

@@ -8,9 +8,8 @@ import (
 	"strings"
 )
 
-// What transformers 5 does with a model's files depends on its tokenizer class: most use
-// tokenizer.json unchanged, some use only its vocabulary, merges and post-processor, with a
-// normalizer and a pre-tokenizer of their own.
+// What transformers 5 does with a model's files depends on its tokenizer class: most use tokenizer.json unchanged, some
+// use only its vocabulary, merges and post-processor, with a normalizer and a pre-tokenizer of their own.
 
 //go:embed classes.txt
 var classesText string
@@ -80,8 +79,7 @@ type ownParts struct {
 	// puts EOS after a text and, with bos, BOS before it.
 	unkID int
 	bos   bool
-	// specials are the class's defaults for special tokens that the configuration does not name:
-	// "name content ...".
+	// specials are the class's defaults for special tokens that the configuration does not name: "name content ...".
 	specials string
 }
 

@@ -64,9 +64,8 @@ func (m *literalBPE) word(enc *encoder, dst []uint32, word string) []uint32 {
 	return dst
 }
 
-// symbols appends the initial tokens for merging. As in the library, an unknown symbol without
-// byte tokens is emitted before the next known one, after symbols that are spelled in bytes. Once
-// stopped, it appends a part.
+// symbols appends the initial tokens for merging. As in the library, an unknown symbol without byte tokens is emitted
+// before the next known one, after symbols that are spelled in bytes. Once stopped, it appends a part.
 func (m *literalBPE) symbols(dst []uint64, word string, wanted *watch) []uint64 {
 	waiting := 0
 	flush := func() {

@@ -182,8 +182,7 @@ func (t *Tokenizer) template(p component) error {
 	return nil
 }
 
-// maxFile bounds a file after decompression. The largest tokenizer.json of a
-// known model is about 33 MB.
+// maxFile bounds a file after decompression. The largest tokenizer.json of a known model is about 33 MB.
 const maxFile = 256 << 20
 
 // usualRatio is the approximate gzip compression ratio of a tokenizer.json.

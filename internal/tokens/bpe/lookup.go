@@ -5,10 +5,9 @@ import (
 	"slices"
 )
 
-// The ids of words are cached by length: words of up to frontSize bytes in front, whose entries take
-// half a cache line; those of up to broadSize in broad, whose entries take one; others of up to
-// maxWord bytes, and those with more ids than an entry has room for, in a store. Longer words are
-// never cached, so a hostile prompt cannot fill the memory.
+// The ids of words are cached by length: words of up to frontSize bytes in front, whose entries take half a cache line;
+// those of up to broadSize in broad, whose entries take one; others of up to maxWord bytes, and those with more ids
+// than an entry has room for, in a store. Longer words are never cached, so a hostile prompt cannot fill the memory.
 const (
 	frontBits = 15 // two entries share a bucket, also in broad
 	frontSize = 15
@@ -130,10 +129,9 @@ func tail(b []byte) uint64 {
 	return binary.LittleEndian.Uint64(pad[:])
 }
 
-// second looks up one word that is not in its home slot of the table of short tokens. A known
-// word of up to frontSize bytes takes no branch that depends on it but for the rare fourth id: the
-// entry is selected by arithmetic, and all three ids of its first integer are written, of which
-// those that it does not have are overwritten by the next word's.
+// second looks up one word that is not in its home slot of the table of short tokens. A known word of up to frontSize
+// bytes takes no branch that depends on it but for the rare fourth id: the entry is selected by arithmetic, and all
+// three ids of its first integer are written, of which those that it does not have are overwritten by the next word's.
 func (enc *encoder) second(dst []uint32, text []byte, from, end int, parts bool) []uint32 {
 	size := uint(end - from)
 	if size > frontSize {

@@ -5,8 +5,7 @@ import "math/bits"
 // shortSize is the length in bytes of the longest token in the table of short tokens.
 const shortSize = 7
 
-// The key of a short word has its bytes in the lower 56 bits and its size in the three bits
-// above.
+// The key of a short word has its bytes in the lower 56 bits and its size in the three bits above.
 const (
 	keyBits = 8*shortSize + 3
 	keyMask = 1<<keyBits - 1

@@ -7,9 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Marked tokenizes marked text, in which special tokens are ids: what a client writes cannot
-// become one. Marked text is UTF-8 with two marks, whose first bytes UTF-8 does not have. The
-// texts between marks are tokenized each by itself.
+// Marked tokenizes marked text, in which special tokens are ids: what a client writes cannot become one. Marked text is
+// UTF-8 with two marks, whose first bytes UTF-8 does not have. The texts between marks are tokenized each by itself.
 type Marked struct{ *Tokenizer }
 
 const (
@@ -47,8 +46,7 @@ func (m Marked) EncodeUntil(stop <-chan struct{}, dst []uint32, text string, add
 	return dst, err
 }
 
-// EncodeAfter is Tokenizer.EncodeAfter for marked text. Nothing is added to it: addSpecial is
-// ignored.
+// EncodeAfter is Tokenizer.EncodeAfter for marked text. Nothing is added to it: addSpecial is ignored.
 func (m Marked) EncodeAfter(stop <-chan struct{}, dst []uint32, cuts []Cut, text string, from Cut, _ bool) ([]uint32, []Cut, error) {
 	if len(text) > MaxText {
 		return dst, cuts, fmt.Errorf("%w: %d bytes, the limit is %d", ErrLimit, len(text), MaxText)

@@ -6,9 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// memo caches the ids of segments of text between safe cuts, so that repeated text costs a hash
-// and a copy. All encoders share it. It has shards of a fixed size, which are allocated on first
-// use.
+// memo caches the ids of segments of text between safe cuts, so that repeated text costs a hash and a copy. All
+// encoders share it. It has shards of a fixed size, which are allocated on first use.
 type memo struct {
 	shards [memoShards]memoShard
 }
@@ -155,8 +154,7 @@ type cutter struct {
 	raw           bool // the text is not normalized yet: cuts must be quiet too
 }
 
-// Bits of the tables: a cut is possible where the entries of the bytes before and after share a
-// bit.
+// Bits of the tables: a cut is possible where the entries of the bytes before and after share a bit.
 const (
 	cutWord uint8 = 1 << iota
 	cutLine
@@ -170,8 +168,7 @@ const (
 	maxSegment = 768
 )
 
-// newCutter returns nil if the splitter's text cannot be cut. With raw, text is cut that is not
-// normalized yet.
+// newCutter returns nil if the splitter's text cannot be cut. With raw, text is cut that is not normalized yet.
 func newCutter(p splitter, raw bool) *cutter {
 	c := &cutter{raw: raw}
 	line, slash := true, false
@@ -237,8 +234,7 @@ func quietCut(s string, i int) bool {
 	return c.quiet()
 }
 
-// wideCut reports whether the text may be cut at i between a letter and a space or Chinese
-// punctuation.
+// wideCut reports whether the text may be cut at i between a letter and a space or Chinese punctuation.
 func wideCut(s string, i int) bool {
 	r, _ := utf8.DecodeLastRuneInString(s[:i])
 	if runeClass(r)&(clsL|clsM) != clsL || s[i] != ' ' && i+2 >= len(s) {

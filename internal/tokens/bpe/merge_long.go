@@ -132,10 +132,9 @@ type rankQueues struct {
 	ranks  []uint64
 }
 
-// queued merges very many symbols with a queue of places per rank and a heap of the ranks with
-// places left. A long word repeats few pairs, so the heap is small and time is nearly linear.
-// Merging a pair never creates the same pair again, so a queue does not grow while it is
-// processed.
+// queued merges very many symbols with a queue of places per rank and a heap of the ranks with places left. A long word
+// repeats few pairs, so the heap is small and time is nearly linear. Merging a pair never creates the same pair again,
+// so a queue does not grow while it is processed.
 func (w *merger) queued(m *merges, dst []uint32, wanted *watch) []uint32 {
 	n := len(w.parts)
 	list := symbolList{w.parts, make([]int32, n), make([]int32, n)}
@@ -182,9 +181,8 @@ func (w *merger) queued(m *merges, dst []uint32, wanted *watch) []uint32 {
 	return list.appendTo(dst)
 }
 
-// newRankQueues returns the queues of the pairs of parts. It counts the pairs first: growing the
-// queues place by place would take several times the memory. It returns nil if the encoding is
-// stopped.
+// newRankQueues returns the queues of the pairs of parts. It counts the pairs first: growing the queues place by place
+// would take several times the memory. It returns nil if the encoding is stopped.
 func newRankQueues(parts []uint64, wanted *watch) *rankQueues {
 	counts := map[uint32]int{}
 	for i, p := range parts {

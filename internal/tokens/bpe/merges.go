@@ -166,8 +166,7 @@ func (m *merges) farRank(left, right uint32, p uint64) uint32 {
 	}
 }
 
-// readMerges reads the list of pairs, "a b" or ["a","b"]; text converts a token string as for the
-// vocabulary.
+// readMerges reads the list of pairs, "a b" or ["a","b"]; text converts a token string as for the vocabulary.
 func readMerges(list []byte, v *vocab, text func(dst, token []byte) ([]byte, bool)) (*merges, error) {
 	room := bytes.Count(list, []byte(`,`)) + 1
 	if bytes.Count(list[:min(len(list), 64)], []byte(`[`)) > 1 {
@@ -252,8 +251,7 @@ func (r *mergeReader) parts(raw []byte) (left, right []byte, err error) {
 	return left, right, err
 }
 
-// token returns the id of a part and appends its text to both. reachable is false if no text can
-// produce the part.
+// token returns the id of a part and appends its text to both. reachable is false if no text can produce the part.
 func (r *mergeReader) token(part []byte) (id uint32, reachable bool, err error) {
 	from := len(r.both)
 	b, reachable := r.text(r.both, part)

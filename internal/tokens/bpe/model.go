@@ -163,8 +163,7 @@ func (t *Tokenizer) byteSymbols() error {
 	return nil
 }
 
-// spaceSymbols finds the token of each character and of each byte, and whether text may be cut
-// before spaces.
+// spaceSymbols finds the token of each character and of each byte, and whether text may be cut before spaces.
 func (t *Tokenizer) spaceSymbols() error {
 	for b := range 256 {
 		token := fmt.Sprintf("<0x%02X>", b)

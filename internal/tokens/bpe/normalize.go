@@ -8,10 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// The algorithm is the canonical composition of the Unicode standard (UAX 15). Its tables were
-// probed from the reference library, whose marks and compositions are those of an older Unicode
-// version. golang.org/x/text is not used: it inserts U+034F after 30 marks and composes some
-// astral pairs wrongly.
+// The algorithm is the canonical composition of the Unicode standard (UAX 15). Its tables were probed from the
+// reference library, whose marks and compositions are those of an older Unicode version. golang.org/x/text is not used:
+// it inserts U+034F after 30 marks and composes some astral pairs wrongly.
 
 // Hangul syllables are composed by arithmetic (Unicode standard, section 3.12).
 const (
@@ -52,8 +51,7 @@ func initNormal(flat []class) {
 	setRanges(flat, "1100-1112,ac00-d7a3", clsFirst)             // too many syllables: it costs only time
 }
 
-// quiet reports whether the code point is a starter that NFC leaves as it is and does not join to
-// what precedes it.
+// quiet reports whether the code point is a starter that NFC leaves as it is and does not join to what precedes it.
 func (c class) quiet() bool { return c&clsCompose == 0 && c>>classBits == 0 }
 
 // highBits are set in bytes that are not ASCII.
@@ -118,8 +116,7 @@ func composeAt(s string, i int, wanted *watch) int {
 	return i
 }
 
-// appendNFC appends the NFC form of s, which must be valid UTF-8. Once stopped, it appends only a
-// part.
+// appendNFC appends the NFC form of s, which must be valid UTF-8. Once stopped, it appends only a part.
 func (n *normalizer) appendNFC(dst []byte, s string) []byte {
 	for at := 0; at < len(s); {
 		hit := composeAt(s, at, n.wanted)
@@ -275,8 +272,7 @@ func (n *normalizer) push(r rune) {
 	n.marks = append(n.marks, mark{r, uint8(runeClass(r) >> classBits)})
 }
 
-// reorder sorts each run of marks by combining class. It is a stable counting sort, so a long run
-// takes linear time.
+// reorder sorts each run of marks by combining class. It is a stable counting sort, so a long run takes linear time.
 func (n *normalizer) reorder() {
 	for i := 0; i < len(n.marks); i++ {
 		j := i

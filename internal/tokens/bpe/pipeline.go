@@ -29,8 +29,7 @@ type piece struct {
 	first bool
 }
 
-// matcher finds the matches that a stage splits at: it returns the next match that starts at or
-// after i.
+// matcher finds the matches that a stage splits at: it returns the next match that starts at or after i.
 type matcher func(enc *encoder, s string, i int) (from, to int, ok bool)
 
 func (p *pipeline) normalized(enc *encoder, s string) string {
@@ -61,8 +60,7 @@ func (p *pipeline) encode(enc *encoder, dst []uint32, text piece) []uint32 {
 	return dst
 }
 
-// pipelined is betweenAdded for a tokenizer with a pipeline. base is the offset of s in the whole
-// text.
+// pipelined is betweenAdded for a tokenizer with a pipeline. base is the offset of s in the whole text.
 func (enc *encoder) pipelined(dst []uint32, s string, base int) []uint32 {
 	p := enc.t.pipe
 	find := search{set: enc.t.normal, s: p.normalized(enc, s), wanted: &enc.watch}
@@ -86,8 +84,7 @@ var behaviors = map[string]behavior{
 	"MergedWithNext": behaveMergedWithNext, "Contiguous": behaveContiguous,
 }
 
-// split returns a stage that splits at matches. With invert the text between them counts as the
-// matches.
+// split returns a stage that splits at matches. With invert the text between them counts as the matches.
 func split(find matcher, how behavior, invert bool) splitStage {
 	return func(enc *encoder, p piece, next func(piece)) {
 		g := gather{p: p, how: how, next: next}
@@ -311,8 +308,7 @@ var splitStages = map[string]func(c component) (splitStage, error){
 	},
 }
 
-// byteLevelStage splits by GPT-2's pattern; write encodes the bytes of a word in the byte
-// alphabet.
+// byteLevelStage splits by GPT-2's pattern; write encodes the bytes of a word in the byte alphabet.
 func byteLevelStage(c component, write func(word []byte) string) splitStage {
 	prefix := c.AddPrefixSpace == nil || *c.AddPrefixSpace
 	words := c.UseRegex == nil || *c.UseRegex

@@ -8,16 +8,14 @@ import (
 // regex is a compiled split pattern. It is immutable; run it with a regexSearch.
 type regex struct{ match step }
 
-// step matches the rest of a pattern at byte i of the text. It returns the end of the match, or
-// -1. The continuation of each part is bound when the pattern is compiled, so matching allocates
-// nothing.
+// step matches the rest of a pattern at byte i of the text. It returns the end of the match, or -1. The continuation of
+// each part is bound when the pattern is compiled, so matching allocates nothing.
 type step func(m *regexSearch, i int) int
 
 const (
 	maxProgram = 4000 // steps of a pattern
-	// A text may take freeWork + workPerByte per byte, counted in code points tried. A text that
-	// exceeds it gets no ids: backtracking is exponential for some patterns, and quadratic for
-	// many.
+	// A text may take freeWork + workPerByte per byte, counted in code points tried. A text that exceeds it gets no
+	// ids: backtracking is exponential for some patterns, and quadratic for many.
 	workPerByte = 200
 	freeWork    = 1 << 20
 	// maxDepth bounds the iterations of a repeated group, each of which takes stack.
@@ -34,8 +32,7 @@ type regexSearch struct {
 // allow sets the work that a text of the given size may take.
 func (m *regexSearch) allow(bytes int) { m.work, m.depth = freeWork+workPerByte*bytes, 0 }
 
-// exceeded reports whether the text exceeded its work limit. If so, no result since allow is
-// valid.
+// exceeded reports whether the text exceeded its work limit. If so, no result since allow is valid.
 func (m *regexSearch) exceeded() bool { return m.work < 0 }
 
 // find returns the first match in s that starts in the given number of bytes from i.

@@ -463,9 +463,8 @@ func (n *spmNormalizer) normalize(enc *encoder, s string) string {
 	return stringOf(out)
 }
 
-// converted returns the tokenizer that transformers 5 makes of a folder that has no
-// tokenizer.json: the merges are in the order of the ids, LlamaTokenizer puts a space before the
-// text, and other classes put none.
+// converted returns the tokenizer that transformers 5 makes of a folder that has no tokenizer.json: the merges are in
+// the order of the ids, LlamaTokenizer puts a space before the text, and other classes put none.
 func (m *spmModel) converted(config Config) (*Tokenizer, error) {
 	t := newTokenizer(config)
 	class := config.engineClass()

@@ -1,9 +1,8 @@
 package bpe
 
-// A splitter finds the words of a piece of text, like a pre-tokenizer's regular expression. It
-// writes to ends the end of each word that starts at or after at, until ends is full, and returns
-// how many it wrote and where the next word starts. Words are adjacent, so the ends define them.
-// Splitting may be resumed at any word end.
+// A splitter finds the words of a piece of text, like a pre-tokenizer's regular expression. It writes to ends the end
+// of each word that starts at or after at, until ends is full, and returns how many it wrote and where the next word
+// starts. Words are adjacent, so the ends define them. Splitting may be resumed at any word end.
 type splitter interface {
 	split(s string, at int, ends []uint32) (n, next int)
 }
@@ -173,9 +172,8 @@ func (wholeSplit) split(s string, at int, ends []uint32) (int, int) {
 	return 1, len(s)
 }
 
-// spaceSplit cuts before spaces: before each one, or only before those that follow a non-space.
-// The latter is for SentencePiece models without a pre-tokenizer whose merges never join a
-// non-space to a following space.
+// spaceSplit cuts before spaces: before each one, or only before those that follow a non-space. The latter is for
+// SentencePiece models without a pre-tokenizer whose merges never join a non-space to a following space.
 type spaceSplit struct{ each bool }
 
 func (p spaceSplit) split(s string, at int, ends []uint32) (int, int) {

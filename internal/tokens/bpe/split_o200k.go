@@ -72,9 +72,8 @@ func (p caseSplit) next(s string, i int) int {
 	return blankRun(s, i, true)
 }
 
-// lowerEnding returns the end of `[upper]*[lower]+` at i, or -1. The classes share marks and
-// caseless letters, so the first run may have to give back what follows its last shared code
-// point.
+// lowerEnding returns the end of `[upper]*[lower]+` at i, or -1. The classes share marks and caseless letters, so the
+// first run may have to give back what follows its last shared code point.
 func (p caseSplit) lowerEnding(s string, i int) int {
 	j, shared := i, -1
 	for j < len(s) {

@@ -106,8 +106,7 @@ func (j *adjacency) cutNonASCII(text []byte, at, end int, ends []uint32) (n, nex
 	return n, int(ends[n-1])
 }
 
-// adjacencySplit is the splitter of a SentencePiece model. It cuts words into parts that no token
-// crosses.
+// adjacencySplit is the splitter of a SentencePiece model. It cuts words into parts that no token crosses.
 type adjacencySplit struct {
 	*adjacency
 	each bool // words also end before each space, see spaceSplit

@@ -18,8 +18,7 @@ type windowRules struct {
 	codes *[256]uint64
 	// digits is the maximum length of a number, 0 for no limit.
 	digits int
-	// contractions: a contraction is a word of its own; endings: it belongs to the preceding
-	// word.
+	// contractions: a contraction is a word of its own; endings: it belongs to the preceding word.
 	contractions, endings bool
 	// cases: words are cut between a lower-case and an upper-case letter.
 	cases bool
@@ -30,12 +29,10 @@ type windowRules struct {
 	numbersApart bool
 }
 
-// The code of a byte has a bit in each of four lanes of 16 bits, so that the codes of 16 bytes
-// fit one word: letter; other than letter, digit and white space; white space; and more, which
-// distinguishes upper-case letters, apostrophes and the space character from the rest of their
-// kind. Line ends are white space and
-// letter, the slash is letter and other. Digits have no bit; a byte that ends a window has only
-// more.
+// The code of a byte has a bit in each of four lanes of 16 bits, so that the codes of 16 bytes fit one word: letter;
+// other than letter, digit and white space; white space; and more, which distinguishes upper-case letters, apostrophes
+// and the space character from the rest of their kind. Line ends are white space and letter, the slash is letter and
+// other. Digits have no bit; a byte that ends a window has only more.
 const (
 	laneLetter = 1 << (16 * iota)
 	laneOther
@@ -81,8 +78,7 @@ var (
 // lanes are the bit sets of a window.
 type lanes struct{ letter, other, space, more uint64 }
 
-// read fills the lanes from text up to the first byte that ends the window, and returns their
-// length in bytes.
+// read fills the lanes from text up to the first byte that ends the window, and returns their length in bytes.
 func (w *lanes) read(codes *[256]uint64, text []byte) int {
 	var pad [windowSize]byte
 	n := len(text)
@@ -114,9 +110,8 @@ func (w *lanes) read(codes *[256]uint64, text []byte) int {
 // windowAt reports whether a window at i of s is worth reading.
 func windowAt(s string, i int) bool { return s[i] < 0x80 && i+1 < len(s) && s[i+1] < 0x80 }
 
-// words writes to ends[n:] the ends of the words in the window at i of s, which must be a word
-// start; ends must have room for windowSize more. It returns the new n and the start of the next
-// word, which is i if no end is certain.
+// words writes to ends[n:] the ends of the words in the window at i of s, which must be a word start; ends must have
+// room for windowSize more. It returns the new n and the start of the next word, which is i if no end is certain.
 func (r *windowRules) words(s string, i int, ends []uint32, n int) (count, next int) {
 	var w lanes
 	size := w.read(r.codes, bytesOf(s)[i:])
@@ -223,8 +218,7 @@ func (r *windowRules) starts(w *lanes, s string, i, size int) (start uint64, who
 	return start & certain, ^certain == 0 && i+size == len(s)
 }
 
-// afterLines returns the set of the blanks that start a word after the last line end of a run of
-// white space.
+// afterLines returns the set of the blanks that start a word after the last line end of a run of white space.
 func afterLines(line, blank uint64) uint64 {
 	rest := blank & (line << 1)
 	absorbed := (rest + blank) &^ blank & line

@@ -90,8 +90,7 @@ func (c *store) put(hash uint64, key []byte, ids []uint32) {
 	c.idsEnd += uint64(len(ids))
 }
 
-// skipWrap advances a position to the next turn of the ring if n entries do not fit before its
-// end.
+// skipWrap advances a position to the next turn of the ring if n entries do not fit before its end.
 func skipWrap(at uint64, n, size int) uint64 {
 	if left := uint64(size) - at&uint64(size-1); left < uint64(n) {
 		at += left

@@ -122,8 +122,7 @@ func (t *Tokenizer) setControl(control []AddedToken, bos string) {
 	}
 }
 
-// tekkenSpecials are the special tokens of a tekken.json that has none of its own, in order of
-// their ids.
+// tekkenSpecials are the special tokens of a tekken.json that has none of its own, in order of their ids.
 var tekkenSpecials = strings.Fields("<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> " +
 	"[IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]")
 
@@ -254,8 +253,7 @@ var foreignFiles = []struct {
 	{tekkenFile, parseTekken}, {kimiFile, parseTiktoken}, {qwenFile, parseTiktoken}, {spmFile, parseSPM},
 }
 
-// loadForeign reads the tokenizer of a folder without tokenizer.json. The error wraps
-// fs.ErrNotExist if there is none.
+// loadForeign reads the tokenizer of a folder without tokenizer.json. The error wraps fs.ErrNotExist if there is none.
 func loadForeign(fsys fs.FS, config Config) (*Tokenizer, error) {
 	for _, file := range foreignFiles {
 		raw, err := readFile(fsys, file.name)

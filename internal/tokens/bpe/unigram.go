@@ -11,9 +11,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// unigram is a Unigram model: it divides a text into the tokens with the highest sum of scores.
-// Sums are in the order and the precision of the reference, because equal sums that are rounded
-// differently decide which tokens are taken.
+// unigram is a Unigram model: it divides a text into the tokens with the highest sum of scores. Sums are in the order
+// and the precision of the reference, because equal sums that are rounded differently decide which tokens are taken.
 type unigram struct {
 	vocab  *vocab
 	scores []float64 // by id
@@ -174,8 +173,7 @@ func (u *unigram) rounded(sum float64) float64 {
 
 // follow appends the ids of a path, whose last step is at the end of steps.
 func (u *unigram) follow(dst []uint32, word []byte, steps []uint32) []uint32 {
-	// A step is stored at the end of its token. Move each to the start, so that the path can be
-	// followed forward.
+	// A step is stored at the end of its token. Move each to the start, so that the path can be followed forward.
 	for at, after := len(word), uint32(0); at > 0; {
 		steps[at], after = after, steps[at]
 		at -= int(after >> packedID)
@@ -214,8 +212,7 @@ func (u *unigram) unknownText(dst []uint32, text []byte) []uint32 {
 	return dst
 }
 
-// readUnigram reads the model of a tokenizer.json. exact: scores are not rounded as the library
-// rounds them.
+// readUnigram reads the model of a tokenizer.json. exact: scores are not rounded as the library rounds them.
 func (t *Tokenizer) readUnigram(head *modelHead, exact bool) error {
 	if head.UnkID == nil {
 		return unsupported("Unigram without unk_id")

@@ -30,8 +30,7 @@ type vocab struct {
 // wholeFlag marks tokens that merging their own bytes reproduces.
 const wholeFlag = 1 << 31
 
-// find returns the id of the token with these bytes. whole reports whether merging its bytes
-// yields it.
+// find returns the id of the token with these bytes. whole reports whether merging its bytes yields it.
 func (v *vocab) find(b []byte) (id uint32, whole, ok bool) { return v.findHash(hashBytes(b), b) }
 
 // findHash is find with the hash of b.

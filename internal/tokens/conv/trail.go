@@ -25,8 +25,7 @@ type mark struct {
 	at  int // of a chat: where the message begins; of a prompt: the number of ids before end
 }
 
-// known is the part of an entry that may be read without the lock until leave: its state when it
-// was found.
+// known is the part of an entry that may be read without the lock until leave: its state when it was found.
 type known struct {
 	*entry
 
@@ -38,8 +37,7 @@ type known struct {
 }
 
 const (
-	// block is the number of bytes per digest. Shorter texts are not kept: tokenizing them
-	// costs less than a lookup.
+	// block is the number of bytes per digest. Shorter texts are not kept: tokenizing them costs less than a lookup.
 	block = 2 << 10
 	// maxBlocks bounds the digests of a text; the remainder of the text is not kept.
 	maxBlocks = 4096
@@ -119,10 +117,9 @@ func commonPrefix(a, b []byte) int {
 	return i
 }
 
-// keep stores a text up to the last of the marks fresh, which follow the marks that it shares with f:
-// it extends f's entry if that ends at the last shared mark, or else adds the entry e. ids are those
-// of the text, nil for a chat. It returns the entry that has the text, and the mark up to which it
-// does; the entry is nil if nothing is kept.
+// keep stores a text up to the last of the marks fresh, which follow the marks that it shares with f: it extends f's
+// entry if that ends at the last shared mark, or else adds the entry e. ids are those of the text, nil for a chat. It
+// returns the entry that has the text, and the mark up to which it does; the entry is nil if nothing is kept.
 func (c *Cache) keep(e *entry, f *known, shared, fresh []mark, text []byte, ids []uint32, digests []uint64) (*entry, mark) {
 	last := mark{}
 	if len(shared) > 0 {

@@ -9,9 +9,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// Turn follows one request through the cache, from its bytes to its block hashes. The zero value is
-// ready for Cache.Parse, which may be called again for another request. It is not safe for
-// concurrent use.
+// Turn follows one request through the cache, from its bytes to its block hashes. The zero value is ready for
+// Cache.Parse, which may be called again for another request. It is not safe for concurrent use.
 type Turn struct {
 	// Request is the parsed body. It may be shared with other turns: do not modify it or call its
 	// Parse method. Its Body equals the one given to Parse, but may be another slice.
@@ -52,8 +51,7 @@ func (t *Turn) begin(c *Cache, req *body.Request) {
 
 func (t *Turn) forget() { t.prompt, t.kept, t.reused = nil, 0, 0 }
 
-// Parse parses a body, which must stay unchanged while t is in use. Its errors are those of
-// body.Parse.
+// Parse parses a body, which must stay unchanged while t is in use. Its errors are those of body.Parse.
 func (c *Cache) Parse(t *Turn, api body.API, raw []byte) error {
 	t.begin(c, &t.own)
 	if c == nil {
@@ -114,11 +112,10 @@ const (
 	maxTexts     = 256 << 10 // of strings whose memory a turn reuses
 )
 
-// Messages returns the value of each of r's elements: from the cache, or else from shape, which gets
-// the JSON and reports whether its result may be cached. texts is nil if the value may be cached;
-// otherwise shape may place strings in it, and the value is valid until the next Parse or Reset. r is
-// the turn's request or one converted from it. Values of one space must depend on the JSON only; they
-// are shared and must not be modified.
+// Messages returns the value of each of r's elements: from the cache, or else from shape, which gets the JSON and
+// reports whether its result may be cached. texts is nil if the value may be cached; otherwise shape may place strings
+// in it, and the value is valid until the next Parse or Reset. r is the turn's request or one converted from it. Values
+// of one space must depend on the JSON only; they are shared and must not be modified.
 func (t *Turn) Messages(r *body.Request, space uint64, shape func(texts *[]byte, raw []byte) (v jinja.Value, keep bool, err error)) ([]jinja.Value, error) {
 	c := t.cache
 	found := make([]*entry, len(r.Elements))

@@ -20,8 +20,7 @@ type Prompt struct {
 	// Prompts is the number of prompts in the request. IDs and Text are those of the first one,
 	// which the request is routed by.
 	Prompts int
-	// Partial is the reason why IDs are only the front of the prompt, or missing; "" if they are
-	// the whole prompt.
+	// Partial is the reason why IDs are only the front of the prompt, or missing; "" if they are the whole prompt.
 	Partial string
 	// Assumed names a rule that no recording of a real engine confirms, "" if all are confirmed.
 	Assumed string
@@ -33,8 +32,7 @@ type Medium struct {
 	Identifier string // by which the engine distinguishes the blocks of different images
 }
 
-// whole is a body that was seen at least twice. Invariant: request is immutable and refers to the
-// entry's own text.
+// whole is a body that was seen at least twice. Invariant: request is immutable and refers to the entry's own text.
 type whole struct {
 	request body.Request
 	results []*result
@@ -115,8 +113,7 @@ func (t *Turn) Result(space uint64) (Prompt, bool) {
 	return Prompt{}, false
 }
 
-// Keep stores the result for the next equal body, if Kept. Results of one space must depend on the
-// body only.
+// Keep stores the result for the next equal body, if Kept. Results of one space must depend on the body only.
 func (t *Turn) Keep(space uint64, p *Prompt) {
 	if t.whole == nil {
 		return

@@ -1,13 +1,11 @@
-// Package freelist recycles slices that a cache evicted. A full cache evicts as much as it adds;
-// without recycling, each new entry would allocate and clear fresh memory that soon becomes
-// garbage.
+// Package freelist recycles slices that a cache evicted. A full cache evicts as much as it adds; without recycling,
+// each new entry would allocate and clear fresh memory that soon becomes garbage.
 package freelist
 
 const (
 	// most is the maximum number of slices that a list keeps.
 	most = 32
-	// waste is the divisor of the excess: Take(n) returns a slice with a capacity of at most n +
-	// n/waste.
+	// waste is the divisor of the excess: Take(n) returns a slice with a capacity of at most n + n/waste.
 	waste = 2
 )
 

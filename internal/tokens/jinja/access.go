@@ -27,8 +27,7 @@ func noAttribute(v Value, name string) Value {
 	return undefinedOf(&undefinedInfo{name: name, obj: v})
 }
 
-// attribute is Python's getattr(v, name) as the sandbox allows it; ok is false if the attribute
-// does not exist.
+// attribute is Python's getattr(v, name) as the sandbox allows it; ok is false if the attribute does not exist.
 func (m *machine) attribute(v Value, name string) (Value, bool) {
 	var method methodFunc
 	switch v.kind {

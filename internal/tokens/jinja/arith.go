@@ -5,8 +5,7 @@ import (
 	"strings"
 )
 
-// binaryOps are the arithmetic operators. Ints are limited to 64 bits: overflow raises
-// Unsupported.
+// binaryOps are the arithmetic operators. Ints are limited to 64 bits: overflow raises Unsupported.
 var binaryOps = map[string]func(m *machine, a, b Value) Value{
 	"+":  add,
 	"-":  func(_ *machine, a, b Value) Value { return arith("-", a, b) },

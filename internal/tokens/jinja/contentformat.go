@@ -2,10 +2,9 @@ package jinja
 
 import "slices"
 
-// ContentFormat returns the content format that vLLM detects for the template: "openai" if it
-// iterates over the parts of a message's content, else "string". It detects a loop over
-// message["content"], where message is the variable of a loop over messages, and (since vLLM PR
-// 42660) a loop over a variable named content.
+// ContentFormat returns the content format that vLLM detects for the template: "openai" if it iterates over the parts
+// of a message's content, else "string". It detects a loop over message["content"], where message is the variable of a
+// loop over messages, and (since vLLM PR 42660) a loop over a variable named content.
 func (t *Template) ContentFormat() string {
 	root := t.root
 	messages := []string{"messages"}

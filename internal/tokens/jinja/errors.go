@@ -14,8 +14,7 @@ const (
 	internalError = "InternalError"
 )
 
-// Error is an exception that a template raises in Python, or the reason why the engine does not
-// run it.
+// Error is an exception that a template raises in Python, or the reason why the engine does not run it.
 type Error struct {
 	// Class is the name of the Python exception, such as UndefinedError, or one of Unsupported,
 	// ResourceLimit, Stopped and InternalError.

@@ -30,14 +30,12 @@ var (
 // maxJSONDepth is below the depth at which Python raises RecursionError.
 const maxJSONDepth = 500
 
-// maxIntDigits is the maximum number of digits of an int that Python reads
-// (sys.int_info.default_max_str_digits).
+// maxIntDigits is the maximum number of digits of an int that Python reads (sys.int_info.default_max_str_digits).
 const maxIntDigits = 4300
 
-// ParseJSON parses a document like Python's json.loads: order and big ints are preserved, of
-// duplicate keys the last value wins in the position of the first, and NaN and Infinity are
-// numbers. Strings without escapes alias data, which must not be modified while the value is in
-// use.
+// ParseJSON parses a document like Python's json.loads: order and big ints are preserved, of duplicate keys the last
+// value wins in the position of the first, and NaN and Infinity are numbers. Strings without escapes alias data, which
+// must not be modified while the value is in use.
 func ParseJSON(data []byte) (Value, error) { return ParseJSONInto(nil, data, false) }
 
 // ParseJSONInto is ParseJSON for a value that is used briefly: strings with escapes are appended to

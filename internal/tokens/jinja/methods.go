@@ -70,8 +70,7 @@ func affix(name string, has func(s, affix string) bool) methodFunc {
 	}
 }
 
-// withoutBounds requires exactly one argument. Start and end positions, which Python also
-// accepts, are Unsupported.
+// withoutBounds requires exactly one argument. Start and end positions, which Python also accepts, are Unsupported.
 func (a *arguments) withoutBounds(name string) {
 	if len(a.pos) == 2 || len(a.pos) == 3 {
 		unsupportedf("method %q with bounds", name)

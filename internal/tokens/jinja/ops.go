@@ -94,8 +94,7 @@ var typeNames = [...]string{
 	kindCallable: "function", kindMissing: "object",
 }
 
-// mustDefined raises if v is Undefined, as Python's Undefined does in __getattr__, arithmetic,
-// ordering and calls.
+// mustDefined raises if v is Undefined, as Python's Undefined does in __getattr__, arithmetic, ordering and calls.
 func mustDefined(v Value) {
 	if v.kind == KindUndefined {
 		(*undefinedInfo)(v.p).raise()

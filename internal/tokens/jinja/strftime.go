@@ -14,8 +14,7 @@ var strftimeVerbs = map[byte]string{
 	'z': "", 'Z': "", // datetime.now() has no time zone
 }
 
-// verbAt reads the verb after the percent sign at format[i]; "-" is glibc's flag that drops
-// leading zeros.
+// verbAt reads the verb after the percent sign at format[i]; "-" is glibc's flag that drops leading zeros.
 func verbAt(format string, i int) (layout string, flag bool, end int, ok bool) {
 	i++
 	if flag = i+1 < len(format) && format[i] == '-'; flag {
@@ -28,8 +27,7 @@ func verbAt(format string, i int) (layout string, flag bool, end int, ok bool) {
 	return layout, flag, i + 1, ok
 }
 
-// strftime is Python's datetime.strftime. unknown is the first verb of the format that is not
-// supported, "" if all are.
+// strftime is Python's datetime.strftime. unknown is the first verb of the format that is not supported, "" if all are.
 func strftime(t time.Time, format string) (text, unknown string) {
 	var b strings.Builder
 	for i := 0; i < len(format); i++ {

@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// This file rejects, at compile time, the constructs of Jinja2 that this engine lacks (the
-// package comment lists what it supports). Names that Jinja2 does not know either cause Jinja2's
-// own errors.
+// This file rejects, at compile time, the constructs of Jinja2 that this engine lacks (the package comment lists what
+// it supports). Names that Jinja2 does not know either cause Jinja2's own errors.
 
 // otherTags are the tags of Jinja2 outside the subset.
 var otherTags = setOf("autoescape", "block", "extends", "from", "import", "include", "print", "with")
@@ -18,15 +17,13 @@ var otherGlobals = setOf("cycler", "joiner", "lipsum", "self")
 var otherFilters = setOf("abs", "attr", "batch", "center", "e", "escape", "filesizeformat", "float", "forceescape", "groupby",
 	"pprint", "random", "round", "slice", "striptags", "sum", "truncate", "urlencode", "urlize", "wordcount", "wordwrap", "xmlattr")
 
-// otherParameters are parameters of filters in the subset; except for dictsort's, none is the
-// first parameter.
+// otherParameters are parameters of filters in the subset; except for dictsort's, none is the first parameter.
 var otherParameters = map[string]map[string]bool{"dictsort": setOf("case_sensitive", "by", "reverse"), "int": setOf("base")}
 
 var otherTests = setOf("divisibleby", "escaped", "filter", "lower", "sameas", "test", "upper")
 
-// otherAttributes are the attributes of Python's types outside the subset. A dict may have an
-// item with the name of another type's method, so only calls are rejected by name; other uses are
-// rejected when the object is known.
+// otherAttributes are the attributes of Python's types outside the subset. A dict may have an item with the name of
+// another type's method, so only calls are rejected by name; other uses are rejected when the object is known.
 var otherAttributes = map[Kind]map[string]bool{
 	KindString: setOf("casefold", "center", "count", "encode", "expandtabs", "find", "format", "format_map", "index", "isalnum",
 		"isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace",
@@ -171,8 +168,7 @@ func braceField(s string) (size int, literal string, ok bool) {
 	return 2, "", strings.HasPrefix(s, "{}")
 }
 
-// format turns n, the formatting of a text whose fields are all plain, into the equivalent
-// concatenation.
+// format turns n, the formatting of a text whose fields are all plain, into the equivalent concatenation.
 func format(n *node, text string, field fieldReader) bool {
 	args := n.call.args
 	var list []*node

@@ -5,9 +5,8 @@ import (
 	"unsafe"
 )
 
-// sum is a chain a + b + c ..., by which most templates build a message. As long as its operands
-// are plain strs, their text is copied only once, or not at all if the chain is written to the
-// output.
+// sum is a chain a + b + c ..., by which most templates build a message. As long as its operands are plain strs, their
+// text is copied only once, or not at all if the chain is written to the output.
 type sum []expr
 
 // sum compiles the chain that ends with n.

@@ -2,10 +2,9 @@ package jinja
 
 import "maps"
 
-// This file resolves which variable a name refers to. Jinja2 does that at compile time: every
-// scope (template, loop body, macro...) has its own variables, which are loaded when the scope is
-// entered. The rules are those of jinja2.idtracking; scopes become slots of the frame of their
-// function.
+// This file resolves which variable a name refers to. Jinja2 does that at compile time: every scope (template, loop
+// body, macro...) has its own variables, which are loaded when the scope is entered. The rules are those of
+// jinja2.idtracking; scopes become slots of the frame of their function.
 
 // funcScope is one function of the compiled template: the template itself, a macro or a call
 // block. slots is the number of values in its frames.

@@ -18,8 +18,7 @@ type Env struct {
 	MaxSteps int
 	// MaxMemory bounds the bytes of all intermediate values; 0 means 1 GiB.
 	MaxMemory int
-	// Stop ends the rendering, with an error of class Stopped, once it is closed; nil means
-	// never.
+	// Stop ends the rendering, with an error of class Stopped, once it is closed; nil means never.
 	Stop <-chan struct{}
 }
 
@@ -31,10 +30,9 @@ const (
 	maxCalls         = 200 // nested macro calls
 )
 
-// RequestEnv returns the bounds for rendering a template that a client supplied; size is the
-// length of its request in bytes. A rendering allocates at most four times MaxMemory in total,
-// and takes tens of milliseconds of CPU time in addition to a share proportional to size. A
-// conversation of 10 MB fits with every template of the tests.
+// RequestEnv returns the bounds for rendering a template that a client supplied; size is the length of its request in
+// bytes. A rendering allocates at most four times MaxMemory in total, and takes tens of milliseconds of CPU time in
+// addition to a share proportional to size. A conversation of 10 MB fits with every template of the tests.
 func RequestEnv(size int) Env {
 	size = min(max(size, 0), 1<<30)
 	return Env{MaxMemory: 32<<20 + 8*size, MaxOutput: 8<<20 + 2*size, MaxSteps: 1<<20 + 2*size}
@@ -49,8 +47,7 @@ type Template struct {
 }
 
 // Compile parses and compiles a template. The error is an *Error of class TemplateSyntaxError or
-// TemplateAssertionError, or Unsupported for a template that Python may render and this engine
-// does not.
+// TemplateAssertionError, or Unsupported for a template that Python may render and this engine does not.
 func Compile(source string) (t *Template, err error) {
 	defer rescue(&err)
 	root := parse(source)

@@ -140,8 +140,7 @@ func upper(s string) string {
 	return cases.Upper(language.Und).String(s)
 }
 
-// capitalize is Python's s.capitalize(): the first character in titlecase, the others in
-// lowercase.
+// capitalize is Python's s.capitalize(): the first character in titlecase, the others in lowercase.
 func capitalize(s string) string {
 	if s == "" {
 		return s

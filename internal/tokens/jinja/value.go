@@ -6,8 +6,7 @@ import (
 	"unsafe"
 )
 
-// Kind is the type of a Value. Callers see only the first nine kinds; the others exist only
-// during a rendering.
+// Kind is the type of a Value. Callers see only the first nine kinds; the others exist only during a rendering.
 type Kind uint8
 
 const (
@@ -92,14 +91,12 @@ func String(s string) Value {
 	return Value{kind: KindString, p: unsafe.Pointer(unsafe.StringData(s)), n: uint64(len(s))}
 }
 
-// List returns a Python list of these items. The slice is not copied and must not be modified
-// afterwards.
+// List returns a Python list of these items. The slice is not copied and must not be modified afterwards.
 func List(items []Value) Value {
 	return Value{kind: KindList, p: unsafe.Pointer(&sequence{items})}
 }
 
-// Tuple returns a Python tuple of these items. The slice is not copied and must not be modified
-// afterwards.
+// Tuple returns a Python tuple of these items. The slice is not copied and must not be modified afterwards.
 func Tuple(items []Value) Value {
 	return Value{kind: KindTuple, p: unsafe.Pointer(&sequence{items})}
 }

@@ -58,11 +58,10 @@ type CheckerOptions struct {
 	OnState func(s State, d *Difference)
 }
 
-// Checker compares a model's ids with an engine's own, at start-up and in service, and reports
-// whether they may be used. A client could send a prompt with different ids on purpose, so one
-// difference in service is not decisive: after it the built-in requests are compared again, of which
-// one difference is, and the next maxRecent prompts in service, of which half must differ. Methods
-// may be called concurrently, except Check and Run.
+// Checker compares a model's ids with an engine's own, at start-up and in service, and reports whether they may be
+// used. A client could send a prompt with different ids on purpose, so one difference in service is not decisive: after
+// it the built-in requests are compared again, of which one difference is, and the next maxRecent prompts in service,
+// of which half must differ. Methods may be called concurrently, except Check and Run.
 type Checker struct {
 	model   *Model
 	oracle  *Oracle

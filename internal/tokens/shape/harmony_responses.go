@@ -51,8 +51,7 @@ func (m *Model) harmonyResponse(in input) (*plan, error) {
 	return p, err
 }
 
-// engineHistory returns why only the engine knows the messages before those of a response, "" if there
-// are none.
+// engineHistory returns why only the engine knows the messages before those of a response, "" if there are none.
 func engineHistory(in input) string {
 	for _, f := range [...]body.Field{body.FieldPreviousResponseID, body.FieldConversation} {
 		if in.Has(f) {

@@ -9,8 +9,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// Engines read fields in pydantic's lax mode, which converts values: "yes" is true, "1" and 1.0
-// are integers.
+// Engines read fields in pydantic's lax mode, which converts values: "yes" is true, "1" and 1.0 are integers.
 
 // given reports whether a JSON value is present and not null.
 func given(raw []byte) bool { return len(raw) > 0 && raw[0] != 'n' }

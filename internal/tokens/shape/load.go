@@ -25,9 +25,8 @@ type Options struct {
 	ToolParser bool
 	// HideToolsWhenNone is vLLM's --exclude-tools-when-tool-choice-none.
 	HideToolsWhenNone bool
-	// TrustTemplates: requests may supply a chat_template (vLLM with
-	// --trust-request-chat-template). Without it none is compiled: vLLM rejects such a request,
-	// and for the other engines the ids are unknown.
+	// TrustTemplates: requests may supply a chat_template (vLLM with --trust-request-chat-template). Without it none is
+	// compiled: vLLM rejects such a request, and for the other engines the ids are unknown.
 	TrustTemplates bool
 	// Multimodal reports whether the engine's model accepts images, audio or video; if not, requests with them are
 	// refused. nil: derived from config.json in the tokenizer's directory, or else from the chat template.

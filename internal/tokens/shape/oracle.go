@@ -65,8 +65,7 @@ func (o *Oracle) IDs(ctx context.Context, req *body.Request) (ids []uint32, aske
 // rendered reports whether an API's ids come from a render endpoint, which accepts the whole request.
 func rendered(api body.API) bool { return api == body.Messages || api == body.Responses }
 
-// renderedIDs queries vLLM's render endpoint of the API, which the engine only has with
-// --enable-scale-out.
+// renderedIDs queries vLLM's render endpoint of the API, which the engine only has with --enable-scale-out.
 func (o *Oracle) renderedIDs(ctx context.Context, req *body.Request) ([]uint32, error) {
 	if !o.Engine.profile().renders {
 		return nil, ErrNoOracle

@@ -13,23 +13,20 @@ import (
 
 // Bounds of request-supplied templates (Options.TrustTemplates), which are untrusted programs.
 const (
-	// maxRequestTemplate is the maximum source size in bytes. The largest templates of published
-	// models have 25 KB.
+	// maxRequestTemplate is the maximum source size in bytes. The largest templates of published models have 25 KB.
 	maxRequestTemplate = 64 << 10
 	// keptTemplates bounds, in bytes, the total source size of cached templates. A compiled
 	// template takes up to 330 times its source size if hostile, and typically 100 times.
 	keptTemplates = 64 << 10
 	// compileCost is the memory, in bytes, that compiling takes per byte of source.
 	compileCost = 1 << 10
-	// templateMemory bounds, process-wide, the memory of all such templates that run or are being
-	// compiled.
+	// templateMemory bounds, process-wide, the memory of all such templates that run or are being compiled.
 	templateMemory = 512 << 20
 	// templateWait bounds how long a request waits for its share.
 	templateWait = 200 * time.Millisecond
 )
 
-// Reasons why a request-supplied template was not run. They are not Refusals: engines have other
-// bounds.
+// Reasons why a request-supplied template was not run. They are not Refusals: engines have other bounds.
 var (
 	errTemplateSize  = fmt.Errorf("the request's chat template has more than %d bytes", maxRequestTemplate)
 	errTemplatesBusy = errors.New("too many request-supplied chat templates run concurrently")

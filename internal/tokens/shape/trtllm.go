@@ -7,10 +7,9 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// trtllmChat follows /v1/chat/completions of trtllm-serve according to its sources
-// (tensorrt_llm/serve/chat_utils.py). No recording confirms it, so a Checker should. Tools are
-// dumped as in vLLM, and add_generation_prompt, documents, chat_template and chat_template_kwargs
-// are passed on.
+// trtllmChat follows /v1/chat/completions of trtllm-serve according to its sources (tensorrt_llm/serve/chat_utils.py).
+// No recording confirms it, so a Checker should. Tools are dumped as in vLLM, and add_generation_prompt, documents,
+// chat_template and chat_template_kwargs are passed on.
 func (m *Model) trtllmChat(in input) (*plan, error) {
 	list, haveTools, err := in.listOf(body.FieldTools)
 	if err != nil {

@@ -403,9 +403,8 @@ func (m *Model) forwardedIDs(in input) ([]uint32, error) {
 	return ids, m.checkIDs(ids)
 }
 
-// vllmLength refuses a prompt of n tokens that leaves no room in the engine's context, and a
-// request for more output tokens than the whole context. In between, the engine truncates the
-// output.
+// vllmLength refuses a prompt of n tokens that leaves no room in the engine's context, and a request for more output
+// tokens than the whole context. In between, the engine truncates the output.
 func (m *Model) vllmLength(in input, n int) error {
 	context := int64(m.maxModelLen())
 	if context == 0 {
@@ -426,8 +425,7 @@ func (m *Model) vllmLength(in input, n int) error {
 	return nil
 }
 
-// vllmMaxTokens returns the number of tokens to generate, from the field that the API gives
-// precedence.
+// vllmMaxTokens returns the number of tokens to generate, from the field that the API gives precedence.
 func (in input) vllmMaxTokens() (n int64, asked bool) {
 	fields := []body.Field{body.FieldMaxTokens}
 	switch in.API {

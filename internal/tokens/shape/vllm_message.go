@@ -11,8 +11,7 @@ import (
 // vllmShape converts a client's message to the one that vLLM passes to the template.
 type vllmShape struct {
 	openai bool // the template iterates over content parts
-	// legacy: reasoning_content in the history is an alias of reasoning. /tokenize only supports
-	// the latter.
+	// legacy: reasoning_content in the history is an alias of reasoning. /tokenize only supports the latter.
 	legacy bool
 	// references: the encoder gets tool_reference parts as they are.
 	references bool
@@ -64,8 +63,7 @@ func messageHead(v jinja.Value) (*jinja.Dict, string, error) {
 	return msg, role, nil
 }
 
-// vllmHead returns a client's message with its role and content, which only an assistant may leave
-// null.
+// vllmHead returns a client's message with its role and content, which only an assistant may leave null.
 func vllmHead(v jinja.Value) (msg *jinja.Dict, role string, content jinja.Value, err error) {
 	if msg, role, err = messageHead(v); err != nil {
 		return nil, "", v, err
