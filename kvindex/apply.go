@@ -83,6 +83,9 @@ func (x *Index) apply(s Slot, e *Event) error {
 		x.evict() // a removal too may have made names enter the name table
 		return err
 	case Cleared:
+		if e.Lone > 0 && x.slots[s].lone == 0 {
+			return nil
+		}
 		x.counters.cleared++
 		x.clearSlowly(s)
 		x.dropWindows(s) // the engine may have restarted with others
@@ -94,19 +97,22 @@ func (x *Index) apply(s Slot, e *Event) error {
 
 func (x *Index) store(s Slot, e *Event) error {
 	st := &x.slots[s]
+	if e.Lone > 0 && !st.hasGroup {
+		x.dropWindows(s) // of a snapshot that was made before such a group counted as main attention
+	}
 	if e.Window > 0 || st.windows.index(e.Group) >= 0 {
 		return x.storeWindow(s, e)
 	}
 	if !st.hasGroup {
 		st.group, st.hasGroup = e.Group, true
 	}
-	st.lone = e.Lone
 	if len(e.Hashes) == 0 {
 		return nil
 	}
 	if len(e.Tokens) == 0 {
 		return x.storePlaceholders(s, e)
 	}
+	st.lone = e.Lone
 	if st.blockSize == 0 && x.fits(e.BlockSize) {
 		x.setBlockSize(s, e.BlockSize)
 	}

@@ -42,7 +42,8 @@ type Event struct {
 	// A Stored event with a Window declares the group; it needs no Tokens, and its Hashes may be empty.
 	Window int
 	// Lone is set in Stored events of a group with a sliding window that is the only one, and so takes the place of main
-	// attention: the window's length in tokens. Such an engine keeps the window before a prompt's last token.
+	// attention: the window's length in tokens. Such an engine keeps the window before a prompt's last token. A Cleared
+	// event with it clears only what such events have stored since the index was made or resumed.
 	Lone int
 	// Hashes are the blocks stored or removed, in chain order for Stored.
 	Hashes []EngineHash

@@ -883,6 +883,43 @@ func TestLoneWindow(t *testing.T) {
 	}
 }
 
+// TestLoneWindowOfAnOldSnapshot: earlier versions kept a group with a window that is the only one as a window. And what a Cleared
+// event with Lone clears.
+func TestLoneWindowOfAnOldSnapshot(t *testing.T) {
+	x, err := New(Config{BlockSize: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := x.Add(Target{Worker: "w", Rank: NoRank}, "m", 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := make([]uint32, 16)
+	prompt := x.Hasher().AppendHashes(nil, x.Hasher().Seed("m", "", ""), ids, 16)
+	stored := func(lone int) Event {
+		return Event{Kind: Stored, Hashes: []EngineHash{7}, Tokens: ids, BlockSize: 16, Lone: lone}
+	}
+	for i, c := range []struct {
+		event Event
+		want  uint32
+	}{
+		{Event{Kind: Stored, Hashes: []EngineHash{7}, BlockSize: 16, Window: 64}, 0}, {stored(64), 1}, {Event{Kind: Cleared, Lone: 1}, 0},
+		{stored(0), 1}, {Event{Kind: Cleared, Lone: 1}, 1}, {Event{Kind: Cleared}, 0},
+	} {
+		if err := x.Apply(s, &c.event); err != nil {
+			t.Fatal(err)
+		}
+		var m Matches
+		got := uint32(0)
+		if x.Match(prompt, &m); len(m.Holders) > 0 {
+			got = m.Holders[0].Blocks[Device]
+		}
+		if got != c.want {
+			t.Errorf("after event %d: got %d blocks, want %d", i, got, c.want)
+		}
+	}
+}
+
 // TestUnused: an engine may compute again the last of its blocks that it could use, of a prompt and before its windows count.
 func TestUnused(t *testing.T) {
 	x, err := New(Config{BlockSize: 16})

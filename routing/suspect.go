@@ -70,7 +70,7 @@ func (r *Router) Suspect(slot kvindex.Slot) string {
 
 // avoided reports whether new requests of a conversation, zero for none, avoid the target.
 func (h *health) avoided(now time.Duration, c Key) bool {
-	return h.Suspect != "" && now < h.Probe && (h.Suspect != failingOne || h.Blamed == c)
+	return h.Suspect != "" && now < h.Probe && (h.Suspect != failingOne || h.Blamed == c && c != (Key{}))
 }
 
 // Failed tells the router that the answer to a request was an error of the engine

@@ -75,7 +75,7 @@ func (j *job) query(w *work) {
 	if live.Flow.Requests > 0 && len(live.Flow.Bands) > 0 {
 		w.query.Priority = live.Flow.Priority(w.in.modelName())
 	}
-	w.query.Whole = !live.Envoy.FirstToken || !w.in.known || !w.in.body.Stream()
+	w.query.Whole = !live.Envoy.FirstToken || !w.in.known || !w.in.body.Stream() || j.idle
 	w.query.TTFT = live.TTFT(w.in.modelName())
 	if ms, err := strconv.Atoi(j.header(ttftHeader)); err == nil && ms > 0 && ms <= int(config.MaxTTFT.Milliseconds()) {
 		w.query.TTFT = time.Duration(ms) * time.Millisecond

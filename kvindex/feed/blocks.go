@@ -312,14 +312,15 @@ func (d *Decoder) finish(tag []byte, e *blockEvent) bool {
 	tier, known := tierOf(e.medium)
 	ev.Tier = tier
 	stored := string(tag) == "BlockStored"
+	here := known && local(e.locality) && local(e.owner)
 	if stored {
-		d.learnGroup(e)
+		d.learnGroup(e, here && (len(e.kind) > 0 || tier == kvindex.Device))
 	}
 	switch {
 	case !known:
 		d.drop(UnknownMedium)
 		return true
-	case !local(e.locality) || !local(e.owner):
+	case !here:
 		d.drop(NotLocal)
 		return true
 	case d.otherGroups[e.group]:
@@ -362,11 +363,12 @@ func (d *Decoder) finish(tag []byte, e *blockEvent) bool {
 }
 
 // learnGroup records the groups that are neither main attention nor have a window or a recurrent state:
-// removals do not carry the kind.
-func (d *Decoder) learnGroup(e *blockEvent) {
-	if !d.several && (e.group != 0 || slidingWindow(e) == 0) {
+// removals do not carry the kind. own reports that the event tells of the engine's groups; a connector's that moves blocks to
+// another tier has neither group nor kind.
+func (d *Decoder) learnGroup(e *blockEvent, own bool) {
+	if own && !d.several && (e.group != 0 || slidingWindow(e) == 0) {
 		if d.several = true; d.lone {
-			d.batch.Events = append(d.batch.Events, kvindex.Event{Kind: kvindex.Cleared})
+			d.batch.Events = append(d.batch.Events, kvindex.Event{Kind: kvindex.Cleared, Lone: 1})
 		}
 	}
 	if len(e.kind) == 0 {

@@ -179,6 +179,7 @@ func TestDecodeOneWindow(t *testing.T) {
 			"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": window}}, nil}
 	}
 	full := m{"type": "BlockStored", "block_hashes": []int{1}, "token_ids": seq(1, 2), "block_size": 2, "medium": "GPU", "group_idx": 1, "kv_cache_spec_kind": "full_attention"}
+	moved := m{"type": "BlockStored", "block_hashes": []int{1}, "token_ids": []int{}, "block_size": 0, "medium": "CPU"}
 	both := window(8, seq(1, 4))
 	both[1] = []any{both[1].([]any)[0], full}
 	const whole, masked, other = "stored tier=0 hashes=[1 2] tokens=[1 2 3 4] size=2", "dropped placeholder x1", "stored tier=0 group=1 hashes=[1] tokens=[1 2] size=2"
@@ -193,6 +194,7 @@ func TestDecodeOneWindow(t *testing.T) {
 		"full attention besides":       {{both, whole + " window=8\n" + other}, {window(8, seq(1, 8)), "stored tier=0 hashes=[1 2] tokens=[] size=2 window=8"}},
 		"full attention later": {{window(8, seq(1, 4)), whole}, {[]any{1.5, []any{full}, nil}, "cleared\n" + other},
 			{[]any{1.5, []any{full}, nil}, other}},
+		"blocks that are offloaded": {{window(8, seq(1, 4)), whole}, {[]any{1.5, []any{moved}, nil}, "stored tier=1 hashes=[1] tokens=[] size=0"}, {window(8, seq(1, 4)), whole}},
 	} {
 		d := feed.NewDecoder(feed.VLLM, 0)
 		for i, step := range steps {
