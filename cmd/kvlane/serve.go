@@ -265,9 +265,7 @@ func (s *service) openAdmin(c *config.Config) (err error) {
 	s.http = newAdminServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if pages := s.debug.Load(); pages != nil {
 			pages.ServeHTTP(w, r)
-		} else if r.URL.Path == "/healthz" {
-			fmt.Fprintln(w, "ok")
-		} else {
+		} else { // to /healthz, too: startup probes and the systemd unit wait for the tokenizers
 			http.Error(w, "tokenizers are being loaded", http.StatusServiceUnavailable)
 			observe.WriteWarnings(w, s.loading.warnings())
 		}

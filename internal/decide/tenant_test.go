@@ -99,6 +99,7 @@ func TestNoTenantNamesWhatAllShare(t *testing.T) {
 		{chat, fmt.Sprintf(message, "messages", `{"type":"image_url","image_url":null,"u\u0075id":"x"}`), true},
 		{chat, fmt.Sprintf(message, "messages", `{"type":"image_url","image_url":{"url":"data:,uuid"}}`), false},
 		{chat, `{"model":"demo","tools":[{"uuid":1}],"metadata":{"uuid":"x"},"messages":[{"role":"user","content":"uuid"}]}`, false},
+		{chat, fmt.Sprintf(message, "messages", `{"type":"image_url","image_url":{"url":"data:,"},"uuid":null}`), false},
 		{"/v1/responses", fmt.Sprintf(message, "input", `{"type":"input_image","uuid":"x"}`), true},
 		{"/invocations", fmt.Sprintf(message, "messages", `{"type":"image_url","image_url":null,"uuid":"x"}`), true},
 		{"/inference/v1/generate", `{"model":"demo","token_ids":[1],"features":{"mm_hashes":{"image":["x"]}}}`, true},

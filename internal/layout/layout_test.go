@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83400
+	totalLimit = 83290
 	totalGoal  = 62000
 )
 
@@ -33,9 +33,9 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21760, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28930, 22000, []string{"internal/tokens"}},
-	{"fleet", 4710, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"heart", 21770, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"tokens", 28800, 22000, []string{"internal/tokens"}},
+	{"fleet", 4716, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1662, 1300, []string{"internal/observe"}},
 	{"decide", 3165, 1700, []string{"internal/decide"}},
 	{"replicas", 2475, 2200, []string{"internal/replicas"}},

@@ -312,7 +312,7 @@ func (r *Request) NamesShared() (found bool) {
 		parameters = Member(r.Body, "parameters")
 	}
 	for _, f := range [...]Field{FieldFeatures, FieldContentParts, FieldMMHashes, FieldMMContentHashes, FieldSessionParams} {
-		found = found || r.Has(f) || Member(parameters, f.String()) != nil
+		found = found || r.Has(f) || isSet(Member(parameters, f.String()))
 	}
 	for _, f := range [...]Field{FieldMessages, FieldInput} {
 		raw := r.Raw(f)
@@ -320,11 +320,14 @@ func (r *Request) NamesShared() (found bool) {
 			continue
 		}
 		EachItem(raw, func(message []byte) {
-			EachItem(Member(message, "content"), func(part []byte) { found = found || Member(part, "uuid") != nil })
+			EachItem(Member(message, "content"), func(part []byte) { found = found || isSet(Member(part, "uuid")) })
 		})
 	}
 	return found
 }
+
+// isSet reports whether a member is there and not null.
+func isSet(raw []byte) bool { return len(raw) > 0 && raw[0] != 'n' }
 
 // MaxTokens returns the maximum number of tokens to generate, from the field that the API gives
 // precedence; ok is false if the request sets none.

@@ -36,11 +36,16 @@ func follow[T any, P interface {
 	source := cache.NewFilteredListWatchFromClient(c.from, c.resource, c.namespace, func(o *metav1.ListOptions) {
 		o.LabelSelector, o.FieldSelector = c.labels, c.fields
 	})
+	failed := func(err error) {
+		if ctx.Err() == nil { // the end of ctx ends lists and watches, too
+			c.failed(err)
+		}
+	}
 	watches := source.WatchFuncWithContext
 	source.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 		w, err := watches(ctx, o)
 		if err == nil {
-			c.failed(nil)
+			failed(nil)
 		}
 		return w, err
 	}
@@ -55,7 +60,7 @@ func follow[T any, P interface {
 	utilruntime.Must(informer.SetTransform(withoutManagers))
 	utilruntime.Must(informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
 		if !errors.Is(err, io.EOF) && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) { // these are routine
-			c.failed(err)
+			failed(err)
 		}
 	}))
 

@@ -310,6 +310,7 @@ func (p *pool) unfollow() {
 	if p.endWatch != nil {
 		p.endWatch()
 		p.endWatch, p.watching = nil, ""
+		p.src.failed("pods of " + p.title())(nil)
 	}
 }
 

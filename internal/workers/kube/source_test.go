@@ -247,6 +247,12 @@ func TestWhatTheAPIServerRefusesIsSaid(t *testing.T) {
 			if got := s.Failing(); len(got) != 1 || !strings.HasPrefix(got[0], of) || !strings.Contains(got[0], `User "kvlane" cannot list resource "pods": let Kvlane's service account get, list and watch it`) {
 				t.Errorf("got %q, want what is forbidden, with advice", got)
 			}
+			if forbidden == podsPath { // of a pool that is gone no pods are missed
+				api.remove(poolsPath, "llm")
+				waitFor(t, func() bool { return s.Failing() == nil })
+				api.put(poolsPath, "llm", `{"spec": {"selector": {"matchLabels": {"app": "llm"}}, "targetPorts": [{"number": 8000}]}}`)
+				waitFor(t, func() bool { return len(s.Failing()) > 0 })
+			}
 			api.set(func() { api.forbidden = "" })
 			waitFor(t, func() bool { return s.Failing() == nil && s.Waiting() == "" })
 		})
