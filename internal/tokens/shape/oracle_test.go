@@ -42,7 +42,7 @@ func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "out of order", http.StatusInternalServerError)
 		return
 	}
-	api, render := body.Detect(r.Method, r.URL.Path)
+	api, _ := body.Detect(r.Method, r.URL.Path)
 	req, err := body.Parse(api, raw)
 	if err != nil {
 		http.Error(w, `{"error":{"message":"bad json"}}`, http.StatusBadRequest)
@@ -58,7 +58,7 @@ func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		ids[len(ids)-1]++
 	}
 	switch {
-	case !render:
+	case !strings.HasSuffix(r.URL.Path, "/render"):
 		_, _ = fmt.Fprintf(w, `{"count":%d,"max_model_len":1024,"tokens":%s}`, len(ids), body.AppendIDList(nil, ids))
 	case api == body.Completions:
 		_, _ = fmt.Fprintf(w, `[{"request_id":"x","token_ids":%s}]`, body.AppendIDList(nil, ids))
