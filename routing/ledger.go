@@ -54,8 +54,9 @@ type reservation struct {
 	Number uint64 `json:"number,omitempty"`
 	// Failed is set if the answer was an error of the engine.
 	Failed bool `json:"failed,omitempty"`
-	// Lookup is Query.Lookup.
+	// Lookup and Idle are those of the Query.
 	Lookup bool `json:"lookup,omitempty"`
+	Idle   bool `json:"idle,omitempty"`
 	// conversation is the binding that follows the request if it was served elsewhere, Unnamed that it has no id.
 	conversation Key
 	Unnamed      bool `json:"unnamed,omitempty"`

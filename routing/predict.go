@@ -182,7 +182,7 @@ func (t *target) forecast(now time.Duration, b *busiest, miss, prompt, foreign i
 	}
 	w.since = now
 	w.x = terms{steps, n, n * (float64(prompt) - float64(miss)/2) / 1024, steps * context, n * context}
-	w.work = p.Factor*f.at(&w.x) - steps*base
+	w.work = p.Factor * (f.Theta[1]*w.x[1] + f.Theta[2]*w.x[2] + f.Theta[4]*w.x[4]) // exactly 0 without a miss
 	count := math.Ceil((p.Next + w.work) / most)
 	// What is late by some time is expected to take that time again.
 	w.ahead = max((p.Due-now).Seconds(), 0) + base*(count-math.Ceil(w.work/most)) + p.overdue(now) + p.Factor*f.Theta[1]*float64(foreign)/1024

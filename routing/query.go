@@ -46,6 +46,8 @@ type Query struct {
 	// Lookup reports that the engine computes nothing: it reads or cancels an answer that it has. No limit or cap
 	// refuses it, and its answer does not show that the engine computes. Other replicas do not get its booking.
 	Lookup bool `json:"lookup,omitempty"`
+	// Idle reports that the engine only counts or builds the prompt: its answer tells nothing of how it computes.
+	Idle bool `json:"idle,omitempty"`
 }
 
 // Pin restricts the request to a worker or a rank. It is strict: a target that does

@@ -163,7 +163,7 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 	}
 	plan.PerToken = toDuration(r.targets[plan.Decode].perToken(now, q.PromptTokens))
 	plan.Reservation = r.book(now, reservation{Decode: plan.Decode, Prefill: plan.Prefill, Miss: plan.Miss, KV: q.PromptTokens, Owed: owed,
-		Lookup: q.Lookup, conversation: plan.Conversation, Unnamed: q.Conversation == ""}, !q.Whole)
+		Lookup: q.Lookup, Idle: q.Idle, conversation: plan.Conversation, Unnamed: q.Conversation == ""}, !q.Whole)
 	res := r.ledger.get(plan.Reservation)
 	if r.computes(res).fitOf().Seen >= learnedFrom {
 		plan.TTFT = toDuration(res.Forecast.first())

@@ -213,7 +213,7 @@ func (r *Router) waitOf(now time.Duration, res *reservation, t *target) wait {
 // answered notes that a target, which may be nil, has done what a booking waited for.
 func (r *Router) answered(now time.Duration, res *reservation, t *target) {
 	r.awake(now)
-	if t == nil || res.Failed || res.Lookup {
+	if t == nil || res.Failed || res.Lookup || res.Idle {
 		return
 	}
 	h := t.health
@@ -229,7 +229,7 @@ func (r *Router) answered(now time.Duration, res *reservation, t *target) {
 // may be dropped because its replica is gone.
 func (r *Router) ended(now time.Duration, res *reservation) {
 	r.awake(now)
-	if res.Failed || res.Lookup || res.remote.key.replica != "" {
+	if res.Failed || res.Lookup || res.Idle || res.remote.key.replica != "" {
 		return
 	}
 	if t := r.waitsFor(res); t != nil {

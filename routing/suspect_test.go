@@ -609,6 +609,27 @@ func TestFailedLegsOfOneConversation(t *testing.T) {
 	}
 }
 
+// An API server may count tokens while its engine fails: only answers that were computed show that it works.
+func TestAnAnswerThatComputesNothingAbsolvesNoTarget(t *testing.T) {
+	for _, idle := range []bool{false, true} {
+		r := newRouter(t, preset(t, DefaultPreset), 2)
+		for i := range suspectFailures {
+			if i == suspectFailures-1 {
+				id := mustPickAt(t, r, 0, &Query{ID: "b", PromptTokens: 10, Exclude: []kvindex.Slot{1}, Idle: idle})
+				r.FirstToken(0, id)
+				r.Release(0, id)
+			}
+			id := mustPickAt(t, r, 0, &Query{ID: "a", PromptTokens: 1000, Exclude: []kvindex.Slot{1}})
+			r.Failed(id)
+			r.Release(0, id)
+		}
+		mustPickAt(t, r, time.Second, &Query{ID: "a", PromptTokens: 1000})
+		if got := r.Suspect(0) != ""; got != idle {
+			t.Errorf("the answer before the last failure computes nothing: %t: got suspect %t", idle, got)
+		}
+	}
+}
+
 // A prefill target that hangs answers no leg. Where legs run concurrently the decode target may answer without it: with an error
 // that the client caused, or with headers before the first token. That ends no suspicion, and a leg that fails later counts.
 func TestAnAnswerOfDecodeSaysNothingOfPrefill(t *testing.T) {

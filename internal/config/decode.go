@@ -165,6 +165,9 @@ func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
 		field, rules, known := fieldByKey(v, e.key)
 		if name := renamed[index.ReplaceAllString(at, "[]")]; !known && name != "" {
 			to := join(path, name)
+			if s, err := scalar(d.resolve(e.value, at)); err == nil && s == "" {
+				continue // not set, as older versions of "kvlane config" print it
+			}
 			if slices.ContainsFunc(entries, func(e entry) bool { return e.key == name }) {
 				d.bad(at, "is the old name of %s, which is set too: remove the old one", to)
 				continue

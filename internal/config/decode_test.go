@@ -154,7 +154,7 @@ k.yaml:3:34: workers.pods: is now called workers.kubernetes: rename it`
 }
 
 func TestOneOldKeyIsAListNow(t *testing.T) {
-	for text, want := range map[string]string{"pool: llm": "llm", "pool: &a llm": "llm", "pools: [a, b]": "a b"} {
+	for text, want := range map[string]string{"pool: llm": "llm", "pool: &a llm": "llm", "pools: [a, b]": "a b", `pools: [a], pool: ""`: "a"} {
 		c, d, err := parse("k.yaml", []byte("workers: {kubernetes: {"+text+"}}\n"))
 		if err != nil || strings.Join(c.Workers.Kubernetes.Pools, " ") != want {
 			t.Errorf("%s: got %v, want pools %s", text, err, want)

@@ -206,7 +206,7 @@ func (o *options) row(ctx context.Context, servers []*server, r row, t *text, mo
 			results[i].add(res)
 			cost = append(cost, res.perRequest(res.server))
 		}
-		if len(cost) > 1 {
+		if len(cost) > 1 && cost[0] > 0 {
 			ratios = append(ratios, cost[1]/cost[0])
 		}
 	}

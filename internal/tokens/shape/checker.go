@@ -222,11 +222,12 @@ func (c *Checker) Check(ctx context.Context) State {
 
 func (c *Checker) sample(ctx context.Context, s []byte) {
 	d, err := c.ask(ctx, s)
+	left := c.burst.Load()
 	if errors.Is(err, errNotComparable) {
-		c.burst.Add(-1)
+		c.burst.Store(max(left-1, 0))
 		return
 	}
-	inBurst := c.burst.Add(-maxRecent) >= 0
+	c.burst.Store(max(left-maxRecent, 0))
 	if err != nil {
 		if ctx.Err() == nil && c.State() == Agrees {
 			c.set(Unchecked, nil) // until the next check
@@ -240,7 +241,7 @@ func (c *Checker) sample(ctx context.Context, s []byte) {
 	}
 	c.recent = slices.DeleteFunc(c.recent, func(old outcome) bool { return old.key == o.key })
 	c.recent = append(c.recent[max(0, len(c.recent)+1-maxRecent):], o)
-	if d != nil && !inBurst { // is it the tokenizer, or this prompt?
+	if d != nil && left < maxRecent { // no burst: is it the tokenizer, or this prompt?
 		c.burst.Store(wholeBurst)
 		c.Check(ctx)
 	}

@@ -39,6 +39,9 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	if shape.openai {
 		kind |= shapeOpenAI
 	}
+	if encoder != nil {
+		p.chat = &encoders.Chat{Tools: tools} // so that messages are cut at media
+	}
 	list, err := m.shapeMessages(in, kind, p, shape.message)
 	if err != nil {
 		return nil, err
@@ -47,6 +50,7 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 		return nil, encoders.ErrMissing
 	}
 	if in.Has(body.FieldInputIDs) {
+		p.chat = nil
 		p.ids, err = laxIDs(in.Raw(body.FieldInputIDs))
 		return p, err
 	}
@@ -76,7 +80,7 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	case encoder != nil && asGiven:
 		return nil, refuse("add_generation_prompt is supported only with a Jinja chat template.")
 	case encoder != nil:
-		p.chat, p.addSpecial = &encoders.Chat{Messages: list, Tools: tools, Args: args}, true
+		p.chat.Messages, p.chat.Args, p.addSpecial = list, args, true
 		return p, nil
 	}
 	if p.vars, err = m.sglangVars(p.template, args, effort); err != nil {
