@@ -37,16 +37,15 @@ func follow[T any, P interface {
 		o.LabelSelector, o.FieldSelector = c.labels, c.fields
 	})
 	failed := func(err error) {
-		if ctx.Err() == nil { // the end of ctx ends lists and watches, too
+		routine := errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
+		if ctx.Err() == nil && !routine { // the end of ctx ends lists and watches, too
 			c.failed(err)
 		}
 	}
 	watches := source.WatchFuncWithContext
 	source.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 		w, err := watches(ctx, o)
-		if err == nil {
-			failed(nil)
-		}
+		failed(err) // a refused connection and 429 do not reach the handler below
 		return w, err
 	}
 	informer := cache.NewSharedIndexInformerWithOptions(source, P(new(T)), cache.SharedIndexInformerOptions{ObjectDescription: c.resource})
@@ -58,11 +57,7 @@ func follow[T any, P interface {
 	// These three return errors only if an informer is already running.
 	utilruntime.Must(err)
 	utilruntime.Must(informer.SetTransform(withoutManagers))
-	utilruntime.Must(informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
-		if !errors.Is(err, io.EOF) && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) { // these are routine
-			failed(err)
-		}
-	}))
+	utilruntime.Must(informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) { failed(err) }))
 
 	var running sync.WaitGroup
 	running.Go(func() { informer.RunWithContext(ctx) })

@@ -136,11 +136,12 @@ func Start(ctx context.Context, o Options) *Source {
 	return s
 }
 
-// failed returns a function that logs and keeps why something cannot be followed, and forgets it with nil.
+// failed returns a function that keeps why something cannot be followed, logs a reason that is new, and forgets it with nil.
 func (s *Source) failed(what string) func(error) {
 	return func(err error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		before := s.failing[what]
 		if delete(s.failing, what); err == nil {
 			return
 		}
@@ -151,7 +152,9 @@ func (s *Source) failed(what string) func(error) {
 			advice = "install its CustomResourceDefinition"
 		}
 		s.failing[what] = fmt.Sprintf("%s: %v: %s", what, err, advice)
-		s.opts.Log.Warn().Str("of", what).Err(err).Msg("list or watch ended: " + advice)
+		if s.failing[what] != before {
+			s.opts.Log.Warn().Str("of", what).Err(err).Msg("list or watch ended: " + advice)
+		}
 	}
 }
 

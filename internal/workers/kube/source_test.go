@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/http/httptest"
 	"reflect"
 	"slices"
 	"strings"
@@ -256,6 +258,45 @@ func TestWhatTheAPIServerRefusesIsSaid(t *testing.T) {
 			api.set(func() { api.forbidden = "" })
 			waitFor(t, func() bool { return s.Failing() == nil && s.Waiting() == "" })
 		})
+	}
+}
+
+// An API server that is gone while pods are watched is said as well; what was listed stays.
+func TestAnAPIServerThatIsGoneIsSaid(t *testing.T) {
+	api, c := newAPIServer(t)
+	api.put(poolsPath, "llm", `{"spec": {"selector": {"matchLabels": {"app": "llm"}}, "targetPorts": [{"number": 8000}]}}`)
+	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", ""))
+	s, l := start(t, c, config.Kubernetes{Pools: []string{"llm"}}, Options{})
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1")
+	address := api.Listener.Addr().String()
+	api.Listener.Close()
+	api.CloseClientConnections()
+	waitFor(t, func() bool {
+		failing := s.Failing()
+		return len(failing) == 2 && strings.Contains(failing[0], "connection refused: it is tried again") && strings.Contains(failing[1], "connection refused: it is tried again")
+	})
+	l.until(t, "kubernetes:ns/llm", "a:8000 10.0.0.1:8000 u1")
+	again := httptest.NewUnstartedServer(api)
+	again.Listener.Close()
+	var err error
+	if again.Listener, err = net.Listen("tcp", address); err != nil {
+		t.Skip("another process took the address: ", err)
+	}
+	again.EnableHTTP2 = true
+	again.StartTLS()
+	t.Cleanup(func() { api.cutWatches(); again.Close() })
+	waitFor(t, func() bool { return s.Failing() == nil })
+}
+
+// One reason is logged once, however often it is met, and again after it was gone.
+func TestAReasonIsLoggedOnce(t *testing.T) {
+	var log strings.Builder
+	s := &Source{opts: Options{Log: zerolog.New(&log)}, failing: map[string]string{}}
+	for _, err := range []error{errors.New("refused"), errors.New("refused"), errors.New("reset"), nil, errors.New("reset"), nil} {
+		s.failed("pods")(err)
+	}
+	if got := strings.Count(log.String(), "list or watch ended"); got != 3 || s.Failing() != nil {
+		t.Errorf("got %d lines and %q, want 3 and nothing:\n%s", got, s.Failing(), &log)
 	}
 }
 
