@@ -20,6 +20,7 @@ import (
 
 const (
 	needsToken = "needs the token of admin.token_file"
+	stillLoads = "tokenizers are being loaded"
 
 	// maxAdminConnections bounds the open connections of the admin port; idle ones are closed.
 	maxAdminConnections = 512

@@ -79,13 +79,13 @@ func runCheck(ctx context.Context, io streams, args []string) error {
 }
 
 // effectiveConfig returns the configuration of the Kvlane that serves an admin port, nil if none answers. closed reports that it
-// asks for the token of admin.token_file, which is not sent: any program could listen there and ask for it.
+// loads tokenizers, or asks for the token of admin.token_file, which is not sent: any program could listen there and ask for it.
 func effectiveConfig(ctx context.Context, a config.Admin) (text []byte, closed bool) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	body, err := adminClient{&a.Address, new(string), stdio.Discard}.get(ctx, "/debug/config", "application/yaml")
 	if err != nil {
-		return nil, strings.HasPrefix(err.Error(), needsToken)
+		return nil, strings.HasPrefix(err.Error(), needsToken) || strings.HasPrefix(err.Error(), stillLoads)
 	}
 	defer body.Close()
 	text, _ = stdio.ReadAll(stdio.LimitReader(body, 16<<20))

@@ -15,17 +15,9 @@ const lastStreams = 3 * time.Second
 // up to bound to end. An immediate stop would cut requests that have just arrived, and Envoy
 // answers 500 to one whose body it has begun to send in full duplex.
 func leave(g *grpc.Server, bound time.Duration) {
-	left := make(chan struct{})
-	go func() {
-		defer close(left)
-		g.GracefulStop()
-	}()
-	select {
-	case <-left:
-	case <-time.After(bound):
-		g.Stop()
-		<-left
-	}
+	late := time.AfterFunc(bound, g.Stop)
+	defer late.Stop()
+	g.GracefulStop()
 }
 
 // drain serves what has arrived, for at most the given time, and accepts no further streams.

@@ -86,7 +86,7 @@ func TestServeReloads(t *testing.T) {
 	}
 }
 
-// Whatever listens at the admin port gets no token from check --live. One that asks for it as Kvlane does is taken for Kvlane.
+// Whatever listens at the admin port gets no token from check --live. One that asks for it as Kvlane does, or loads tokenizers, is taken for Kvlane.
 func TestCheckSendsNoToken(t *testing.T) {
 	token := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(token, []byte("secret"), 0o600); err != nil {
@@ -99,6 +99,10 @@ func TestCheckSendsNoToken(t *testing.T) {
 	}{
 		{http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "who are you?", http.StatusUnauthorized) }), "cannot listen there", 1},
 		{guarded(token, http.NotFoundHandler()), "is in use: Kvlane seems to run already", 0},
+		{http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "overloaded", http.StatusServiceUnavailable)
+		}), "cannot listen there", 1},
+		{http.HandlerFunc((&service{}).pages), "is in use: Kvlane seems to run already", 0}, // loads tokenizers
 	} {
 		asked, sent := 0, ""
 		other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

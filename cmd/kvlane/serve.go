@@ -262,16 +262,19 @@ func (s *service) openAdmin(c *config.Config) (err error) {
 	if s.admin, err = net.Listen("tcp", c.Admin.Address); err != nil {
 		return err
 	}
-	s.http = newAdminServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if pages := s.debug.Load(); pages != nil {
-			pages.ServeHTTP(w, r)
-		} else { // to /healthz, too: startup probes and the systemd unit wait for the tokenizers
-			http.Error(w, "tokenizers are being loaded", http.StatusServiceUnavailable)
-			observe.WriteWarnings(w, s.loading.warnings())
-		}
-	}))
+	s.http = newAdminServer(http.HandlerFunc(s.pages))
 	s.serve("admin", func() error { return s.http.Serve(limitAdmin(s.admin, s.log)) })
 	return nil
+}
+
+// pages serves the admin port.
+func (s *service) pages(w http.ResponseWriter, r *http.Request) {
+	if pages := s.debug.Load(); pages != nil {
+		pages.ServeHTTP(w, r)
+	} else { // to /healthz, too: startup probes and the systemd unit wait for the tokenizers
+		http.Error(w, stillLoads, http.StatusServiceUnavailable)
+		observe.WriteWarnings(w, s.loading.warnings())
+	}
 }
 
 // openPages creates the servers and opens what works from the start: probes, metrics and debug pages.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -54,7 +55,7 @@ func parse(file string, text []byte) (*Config, *decoder, error) {
 // Inspect is Load of a text that also reads the files that the configuration names, except those of models, and warns
 // of settings that are valid but probably a mistake. If running is not nil, Kvlane is to run here now: missing files
 // and addresses in use are errors then. running returns the effective configuration of the Kvlane that serves an admin
-// port, nil if none does or it is closed: it asks for a token. With such errors Inspect returns the configuration too.
+// port, nil if none does or it is closed: it loads tokenizers or asks for a token. With such errors Inspect returns the configuration too.
 func Inspect(file string, text []byte, running func(Admin) (text []byte, closed bool)) (c *Config, warnings []Problem, err error) {
 	c, d, err := parse(file, text)
 	if err != nil {
@@ -144,11 +145,12 @@ func decodeFile(file string, text []byte, into any) (*decoder, error) {
 	if err != nil {
 		return nil, ProblemsError{syntaxProblem(file, text, err)}
 	}
-	if len(f.Docs) > 1 {
-		return nil, ProblemsError{{File: file, Message: "more than one YAML document"}}
+	docs := slices.DeleteFunc(f.Docs, func(one *ast.DocumentNode) bool { return one.Body == nil || one.Body.Type() == ast.DirectiveType })
+	if len(docs) > 1 {
+		return nil, ProblemsError{{File: file, Line: docs[1].Body.GetToken().Position.Line, Column: 1, Message: "a second YAML document: keep one in a file"}}
 	}
-	if len(f.Docs) == 1 && f.Docs[0].Body != nil {
-		d.document(f.Docs[0].Body, reflect.ValueOf(into).Elem())
+	if len(docs) == 1 {
+		d.document(docs[0].Body, reflect.ValueOf(into).Elem())
 	}
 	return d, nil
 }

@@ -36,7 +36,8 @@ func TestFilesThatAreNoYAML(t *testing.T) {
 		"HOME=/root\x00PATH=/bin":                "k.yaml:1:11: is not text (byte 0x00): a configuration is YAML or JSON in UTF-8",
 		strings.Repeat("\x00", 1<<20):            "k.yaml:1:1: is not text (byte 0x00): a configuration is YAML or JSON in UTF-8",
 		"just words":                             "k.yaml:1:1: needs a section with keys, not a value",
-		"drain: 1s\n---\ndrain: 2s\n":            "k.yaml: more than one YAML document",
+		"drain: 1s\n---\ndrain: 2s\n":            "k.yaml:3:1: a second YAML document: keep one in a file",
+		"%YAML 1.2\n---\ndrain: 1s\n---\n":       "",
 		byteOrderMark + "drain: 1s\r\nlog: {}\n": "",
 	} {
 		_, err := Parse("k.yaml", []byte(text))

@@ -161,7 +161,7 @@ func (c *Config) validateFree(running func(Admin) ([]byte, bool), bad, note repo
 		case known && slices.Contains(other.listeners(), l):
 			note(l.path, "%q is in use by a running Kvlane with %s", l.address, with)
 		case closed:
-			note(l.path, "%q is in use: Kvlane seems to run already, since %s asks for the token of admin.token_file, which check does not send", l.address, c.Admin.Address)
+			note(l.path, "%q is in use: Kvlane seems to run already, since %s loads tokenizers or asks for the token of admin.token_file, which check does not send", l.address, c.Admin.Address)
 		default:
 			bad(l.path, "cannot listen there: %s: stop the other program, or take another address", why)
 		}

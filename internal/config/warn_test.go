@@ -220,7 +220,7 @@ func TestWhatLiveChecksFind(t *testing.T) {
 		"one elsewhere":        {listen: "unix:" + socket, running: elsewhere, problem: "listen.address: cannot listen there: another process listens there"},
 		"a page, not a Kvlane": {admin: taken.Addr().String(), running: func(string) []byte { return []byte("<html>\n<p class=a>: [</html>") }, problem: "admin.address: cannot listen there: "},
 		"a list, not a Kvlane": {admin: taken.Addr().String(), running: func(string) []byte { return []byte("- a\n- b\n") }, problem: "admin.address: cannot listen there: "},
-		"one with a token":     {admin: taken.Addr().String(), closed: true, warning: `admin.address: "` + taken.Addr().String() + `" is in use: Kvlane seems to run already, since ` + taken.Addr().String() + " asks for the token"},
+		"one with a token":     {admin: taken.Addr().String(), closed: true, warning: `admin.address: "` + taken.Addr().String() + `" is in use: Kvlane seems to run already, since ` + taken.Addr().String() + " loads tokenizers or asks for the token"},
 		"its socket":           {listen: "unix:" + socket, closed: true, warning: `listen.address: "unix:` + socket + `" is in use: Kvlane seems to run already`},
 		"a taken admin port":   {admin: taken.Addr().String(), problem: "admin.address: cannot listen there: listen tcp " + taken.Addr().String() + ": bind: address already in use: stop the other program"},
 		"a taken socket":       {listen: "unix:" + socket, problem: "listen.address: cannot listen there: another process listens there: stop the other program"},
