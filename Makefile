@@ -95,8 +95,8 @@ test-unit: envoy $(GOTESTSUM) ## The part of it without ./e2e
 	$(GOTESTSUM) $(call RERUN,cost) --packages ./internal/decide -- -vet=off -run '^Test(CostOf|MemoryOfADecision$$)'
 	$(GOTESTSUM) --packages ./internal/lab/simulate -- -vet=off
 	$(RACE) $(GOTESTSUM) --packages ./internal/tokens/bpe -- $(RACE_FLAGS) -skip '^($(SERIAL))$$' -timeout 20m
-	$(RACE) $(GOTESTSUM) --packages $(call packages,-v) -- $(RACE_FLAGS) $(UNRACED) -skip '^($(LONE))$$' -timeout 20m
-	$(RACE) $(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- $(RACE_FLAGS) $(UNRACED) -timeout 20m
+	$(RACE) $(GOTESTSUM) --packages $(call packages,-v) -- $(RACE_FLAGS) $(UNRACED) -timeout 20m
+	$(RACE) $(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- $(RACE_FLAGS) $(UNRACED) -skip '^($(LONE))$$' -timeout 20m
 
 test-e2e: envoy $(GOTESTSUM) ## The part of it in ./e2e
 	@mkdir -p $(RERUNS); rm -f $(RERUNS)/e2e
