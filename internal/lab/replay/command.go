@@ -2,6 +2,7 @@ package replay
 
 import (
 	"bufio"
+	"cmp"
 	"compress/gzip"
 	"errors"
 	"flag"
@@ -451,16 +452,14 @@ func (f *flags) reader() TraceReader {
 			return Workload{}, err
 		}
 		defer file.Close()
-		if f.load > 0 {
-			load = f.load
-		}
 		in, err := unpacked(file)
 		if err != nil {
 			return Workload{}, fmt.Errorf("%s: %w", f.trace, err)
 		}
-		w, err := read(in, load, float64(f.jitter))
+		w, err := read(in, cmp.Or(f.load, load), float64(f.jitter))
 		if err != nil {
-			return w, fmt.Errorf("%s: %w", f.trace, err)
+			return w, fmt.Errorf("%s, read as --format %s: %w (formats: mooncake, lines of JSON with timestamp, input_length and output_length; "+
+				"otel, lines of JSON with spans; csv, tables of Azure or BurstGPT)", f.trace, f.format, err)
 		}
 		return w, nil
 	}

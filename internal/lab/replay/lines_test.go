@@ -44,6 +44,22 @@ func TestFormsOfATrace(t *testing.T) {
 	}
 }
 
+// A file of another format than --format says: the error names the formats.
+func TestErrorsOfATraceNameTheFormats(t *testing.T) {
+	for format, text := range map[string]string{"mooncake": "a,b,c\n1,2,3\n", "otel": `{"timestamp": 1, "input_length": 600, "output_length": 5}`, "csv": `{"timestamp": 1}`} {
+		path := filepath.Join(t.TempDir(), "trace")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err := Command([]string{"--trace", path, "--format", format}, io.Discard, io.Discard)
+		for _, want := range []string{path, "as --format " + format, "mooncake, lines", "input_length", "otel, lines", "csv, tables", "Azure or BurstGPT"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("--format %s: got %v, want %q", format, err, want)
+			}
+		}
+	}
+}
+
 // Errors of a trace name the line.
 func TestErrorsOfATrace(t *testing.T) {
 	good := `{"timestamp": 1, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}` + "\n\n"
