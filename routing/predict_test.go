@@ -128,8 +128,8 @@ func TestOutliersDoNotSpoilPredictions(t *testing.T) {
 	for _, late := range []time.Duration{30 * time.Second, -1} {
 		errors := predictions(t, late)
 		t.Logf("outliers of %s: errors %.3f, %.3f at p90", late, errors[len(errors)/2], errors[len(errors)*9/10])
-		if p50 := errors[len(errors)/2]; p50 > 0.03 {
-			t.Errorf("outliers of %s: got a median error of %.3f, want at most 0.03", late, p50)
+		if p50, p90 := errors[len(errors)/2], errors[len(errors)*9/10]; p50 > 0.03 || p90 > 0.1 {
+			t.Errorf("outliers of %s: got errors of %.3f and %.3f at p90, want at most 0.03 and 0.1", late, p50, p90)
 		}
 	}
 }
@@ -189,50 +189,55 @@ func TestHealthChangesKeepWhatIsLearned(t *testing.T) {
 	}
 }
 
-// An idle engine begins with the first sample of a prompt immediately, the others follow in a step
-// of 25 ms. The time of the prompt must not be learned as that of its samples.
+// An idle engine begins with the first sample of a prompt immediately, and the others follow in a step of 25 ms; one
+// that decodes takes all into its next step. The time of the prompt must not be learned as that of its samples.
 func TestSamplesDoNotTeach(t *testing.T) {
-	r := newRouter(t, preset(t, "round-robin"), 1)
-	now := time.Duration(0)
 	const step = 25 * time.Millisecond
-	group := func(missed int64, took time.Duration) (predicted []time.Duration) {
-		var plans []Plan
-		for i := range 16 {
-			q := &Query{ID: fmt.Sprint(now, i), PromptTokens: 4097}
-			o := []Overlap{{Slot: 0, Tokens: [kvindex.NumTiers]int32{4096}}}
-			if i == 0 {
-				o[0].Tokens[0] = int32(4097 - missed)
+	for _, decodes := range []bool{false, true} {
+		r := newRouter(t, preset(t, "round-robin"), 1)
+		now := time.Duration(0)
+		if decodes {
+			r.FirstToken(now, planAt(t, r, now, &Query{ID: "decodes", PromptTokens: 1000}).Reservation)
+		}
+		group := func(missed int64, took time.Duration) (predicted []time.Duration) {
+			var plans []Plan
+			for i := range 16 {
+				tokens := int32(4096)
+				if i == 0 {
+					tokens = int32(4097 - missed)
+				}
+				plan := planAt(t, r, now, &Query{ID: fmt.Sprint(now, i), PromptTokens: 4097}, held(0, tokens))
+				plans, predicted = append(plans, plan), append(predicted, plan.TTFT)
 			}
-			plan, err := r.Pick(now, q, o, nil)
-			if err != nil {
-				t.Fatal(err)
+			now += took
+			for i := range plans {
+				if r.FirstToken(now, plans[i].Reservation); i == 0 && !decodes {
+					now += step
+				}
 			}
-			plans, predicted = append(plans, plan), append(predicted, plan.TTFT)
-		}
-		now += took
-		for i := range plans {
-			if r.FirstToken(now, plans[i].Reservation); i == 0 {
-				now += step
+			for i := range plans {
+				r.Release(now, plans[i].Reservation)
 			}
+			now += time.Second
+			return predicted
 		}
-		for i := range plans {
-			r.Release(now, plans[i].Reservation)
-		}
-		now += time.Second
-		return predicted
-	}
-	for i := range 200 {
-		missed, took := int64(4097), 250*time.Millisecond
-		if i%8 == 7 {
-			missed, took = 1, step
-		}
-		predicted := group(missed, took)
-		if i < 150 {
-			continue
-		}
-		for k, want := range map[int]time.Duration{0: took, 15: took + step} {
-			if e := math.Abs((predicted[k] - want).Seconds()) / want.Seconds(); e > 0.2 {
-				t.Errorf("group %d: got %v for sample %d, want %v", i, predicted[k], k, want)
+		for i := range 200 {
+			missed, took := int64(4097), 250*time.Millisecond
+			if i%8 == 7 {
+				missed, took = 1, step
+			}
+			last := took + step
+			if decodes {
+				last = took
+			}
+			predicted := group(missed, took)
+			if i < 150 {
+				continue
+			}
+			for k, want := range map[int]time.Duration{0: took, 15: last} {
+				if e := math.Abs((predicted[k] - want).Seconds()) / want.Seconds(); e > 0.2 {
+					t.Errorf("decodes %v, group %d: got %v for sample %d, want %v", decodes, i, predicted[k], k, want)
+				}
 			}
 		}
 	}
