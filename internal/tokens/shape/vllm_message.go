@@ -315,7 +315,7 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 				add(text)
 				continue
 			}
-			if hasNoText(parts[i]) {
+			if hasNoText(parts[i], !s.openai) {
 				continue
 			}
 			if d, _ := parts[i].AsDict(); s.references && textAt(d, "type") == "tool_reference" {
@@ -386,15 +386,14 @@ func textPart(text string) jinja.Value {
 var vllmTextParts = map[string]string{"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
 	"tool_reference": "name"}
 
-// hasNoText reports whether a part lacks the text that its type declares: vLLM skips such a part.
-func hasNoText(v jinja.Value) bool {
-	part, ok := v.AsDict()
-	if !ok {
-		return false
-	}
+// hasNoText reports whether vLLM skips a part: if it lacks the text that its type declares and, where texts are joined, if
+// that is what Python takes for false, such as {}.
+func hasNoText(v jinja.Value, joined bool) bool {
+	part, _ := v.AsDict()
 	kind := textAt(part, "type")
 	key, ok := vllmTextParts[kind]
-	return ok && member(part, key).IsNone()
+	text := member(part, key)
+	return ok && (text.IsNone() || joined && kind != "tool_reference" && !text.Truth())
 }
 
 // part returns the text of a part, or reports that it is media. unread: the text is not read here, so
