@@ -3,7 +3,6 @@ package fleet
 import (
 	"encoding/base64"
 	"encoding/json"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +12,9 @@ import (
 	"testing"
 	"testing/fstest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/rs/zerolog"
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -145,6 +147,39 @@ func TestSeriesOfRemovedModels(t *testing.T) {
 		if got := testutil.CollectAndCount(f.Metrics.Renders); got != c.want {
 			t.Errorf("after demo was replaced by %s: got %d series, want %d", c.name, got, c.want)
 		}
+	}
+}
+
+// An engine that does not return ids leaves its worker unchecked: that is said once.
+func TestAWorkerThatCannotBeComparedIsSaidOnce(t *testing.T) {
+	var asked atomic.Int32
+	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		http.NotFound(w, r)
+	}))
+	defer broken.Close()
+	c, err := config.Parse("test.yaml", []byte("models: [{name: demo, tokenizer: \"builtin:qwen3\", check: {retry: 10ms}}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := qwen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := start(t, c, &Model{Config: c.Models[0], Tokens: m})
+	var log strings.Builder // read after Close
+	f.Log = zerolog.New(zerolog.SyncWriter(&log))
+	w := worker("a", 0)
+	w.Address, w.Ready = strings.TrimPrefix(broken.URL, "http://"), true
+	f.SetWorkers([]workers.Worker{w})
+	for deadline := time.Now().Add(20 * time.Second); asked.Load() < 3; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("got %d comparisons, want 3", asked.Load())
+		}
+	}
+	f.Close()
+	if n := strings.Count(log.String(), "does not return the ids of a prompt"); n != 1 {
+		t.Errorf("got it %d times in the log, want once:\n%s", n, log.String())
 	}
 }
 

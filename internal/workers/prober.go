@@ -138,6 +138,4 @@ func (p *prober) close() {
 	p.address, p.conn, p.head, p.read, p.unbind = "", nil, nil, nil, nil
 }
 
-func refused(err error) bool {
-	return errors.Is(err, syscall.ECONNREFUSED)
-}
+func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }

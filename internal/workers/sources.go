@@ -1,6 +1,7 @@
 package workers
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -143,11 +144,8 @@ func RankEndpoint(endpoint string, i int) (string, error) {
 		return "", fmt.Errorf("endpoint %s: several ranks need tcp", endpoint)
 	}
 	host, port, err := net.SplitHostPort(rest)
-	if err != nil {
-		return "", fmt.Errorf("endpoint %s: %w", endpoint, err)
-	}
-	n, err := strconv.Atoi(port)
-	if err != nil {
+	n, notNumber := strconv.Atoi(port)
+	if err = cmp.Or(err, notNumber); err != nil {
 		return "", fmt.Errorf("endpoint %s: %w", endpoint, err)
 	}
 	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(n+i)), nil

@@ -30,8 +30,8 @@ type Oracle struct {
 // maxAnswer is the maximum size of an engine's response in bytes, maxMessage that of its error message.
 const maxAnswer, maxMessage = 16 << 20, 300
 
-// toEngine follows no redirects: a prompt is sent to the engine only.
-var toEngine = http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+// toEngine follows no redirects and uses no proxy of the environment: a prompt is sent to the engine only.
+var toEngine = http.Client{Transport: &http.Transport{IdleConnTimeout: time.Minute}, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 
 // IDs queries the engine's tokenizing endpoint for the ids of req. asked is the request that was sent, which may have
 // fewer fields: compute our ids from that one. The error is a *Refusal for a 4xx response.

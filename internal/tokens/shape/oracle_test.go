@@ -278,6 +278,9 @@ func TestAnEngineSendsPromptsNowhere(t *testing.T) {
 	if n := elsewhere.Load(); n != 0 {
 		t.Errorf("got %d prompts at another host, want none", n)
 	}
+	if transport, ok := toEngine.Transport.(*http.Transport); !ok || transport.Proxy != nil {
+		t.Error("got a proxy, such as that of HTTP_PROXY, want none")
+	}
 }
 
 func TestRemoteRenders(t *testing.T) {

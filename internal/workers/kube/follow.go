@@ -37,8 +37,8 @@ func follow[T any, P interface {
 		o.LabelSelector, o.FieldSelector = c.labels, c.fields
 	})
 	failed := func(err error) {
-		routine := errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
-		if ctx.Err() == nil && !routine { // the end of ctx ends lists and watches, too
+		routine := errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsInvalid(err)
+		if ctx.Err() == nil && !routine { // the end of ctx ends them, too; invalid is a list by a watch for an old server
 			c.failed(err)
 		}
 	}

@@ -288,6 +288,22 @@ func TestAnAPIServerThatIsGoneIsSaid(t *testing.T) {
 	waitFor(t, func() bool { return s.Failing() == nil })
 }
 
+// A server that has no lists by watches is asked for a list, without a warning.
+func TestAnOldAPIServerIsNotWarnedOf(t *testing.T) {
+	api, c := newAPIServer(t)
+	api.old = true
+	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", ""))
+	var log strings.Builder
+	k := config.Kubernetes{Selector: map[string]string{"app": "llm"}, Ports: []int{8000}, Worker: config.DefaultKubernetes().Worker}
+	l := &taken{}
+	s := Start(t.Context(), Options{Client: c, Kubernetes: &k, Set: l.set, Log: zerolog.New(zerolog.SyncWriter(&log))})
+	l.until(t, "kubernetes:ns/selector", "a:8000 10.0.0.1:8000 u1")
+	s.Close()
+	if strings.Contains(log.String(), "list or watch ended") {
+		t.Errorf("got a warning:\n%s", &log)
+	}
+}
+
 // One reason is logged once, however often it is met, and again after it was gone.
 func TestAReasonIsLoggedOnce(t *testing.T) {
 	var log strings.Builder
