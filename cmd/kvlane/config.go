@@ -9,6 +9,7 @@ import (
 	"fmt"
 	stdio "io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -58,18 +59,17 @@ func runCheck(ctx context.Context, io streams, args []string) error {
 	}
 	stop()
 	var found []finding
-	severity := "warning"
 	if *strict {
-		severity = "error"
+		problems, warnings = append(warnings, problems...), nil
 	}
 	for _, w := range warnings {
-		found = append(found, finding{severity, w})
+		found = append(found, finding{"warning", w})
 	}
 	for _, p := range problems {
 		found = append(found, finding{"error", p})
 	}
 	show(io, *file, found)
-	if n := failures(found); n > 0 {
+	if n := len(problems); n > 0 {
 		return fmt.Errorf("%s is not valid: %s", *file, plural(n, "problem"))
 	}
 	if *output == "text" {
@@ -106,16 +106,6 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// failures counts the errors.
-func failures(found []finding) (n int) {
-	for _, f := range found {
-		if f.Severity == "error" {
-			n++
-		}
-	}
-	return n
-}
-
 func findingsAsText(io streams, _ string, found []finding) {
 	for _, f := range found {
 		fmt.Fprintf(io.err, "%s: %s\n", f.Severity, f.Problem)
@@ -130,7 +120,7 @@ func findingsAsJSON(io streams, file string, found []finding) {
 		File     string    `json:"file"`
 		Valid    bool      `json:"valid"`
 		Problems []finding `json:"problems"`
-	}{file, failures(found) == 0, append([]finding{}, found...)}) // a list, never null
+	}{file, !slices.ContainsFunc(found, func(f finding) bool { return f.Severity == "error" }), append([]finding{}, found...)}) // a list, never null
 }
 
 // findingsForGitHub writes workflow commands, which annotate lines of a pull request.

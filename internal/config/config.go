@@ -5,6 +5,7 @@ package config
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -194,8 +195,14 @@ func (w *Workers) Sources() string {
 	if w.File != "" {
 		names = append(names, "workers.file "+w.File)
 	}
-	if w.Kubernetes != nil {
-		names = append(names, "workers.kubernetes")
+	if k := w.Kubernetes; k != nil && len(k.Pools) > 0 {
+		names = append(names, "workers.kubernetes, pods by the selector of InferencePool "+strings.Join(k.Pools, ", "))
+	} else if k != nil {
+		labels := slices.DeleteFunc([]string{k.LabelSelector}, func(s string) bool { return s == "" })
+		for _, key := range slices.Sorted(maps.Keys(k.Selector)) {
+			labels = append(labels, key+"="+k.Selector[key])
+		}
+		names = append(names, "workers.kubernetes, pods of kubectl get pods -l '"+strings.Join(labels, ",")+"'")
 	}
 	return cmp.Or(strings.Join(names, ", "), "the configuration names none")
 }

@@ -6,6 +6,18 @@ import (
 )
 
 // Each of these was once accepted, and never became ready or had another meaning.
+// What is said where no worker is known names the pods that were looked for.
+func TestSourcesNameThePodsThatAreLookedFor(t *testing.T) {
+	for want, k := range map[string]*Kubernetes{
+		"workers.kubernetes, pods by the selector of InferencePool a, b":                      {Pools: []string{"a", "b"}},
+		"workers.kubernetes, pods of kubectl get pods -l 'app in (a,b),app=llm,role=prefill'": {LabelSelector: "app in (a,b)", Selector: map[string]string{"role": "prefill", "app": "llm"}},
+	} {
+		if got := (&Workers{Kubernetes: k}).Sources(); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}
+
 func TestKubernetesThatCannotWork(t *testing.T) {
 	const name = "a lowercase RFC 1123"
 	for text, want := range map[string]string{

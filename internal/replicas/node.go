@@ -51,8 +51,7 @@ type Node struct {
 	seal   *seal
 	conn   *nats.Conn
 	log    zerolog.Logger
-	// gather fires Gather after the first unsent change.
-	gather *time.Timer
+	gather *time.Timer // fires Gather after the first unsent change
 	// answers are requested states, which a goroutine of their own sends, so that changes do not wait for them.
 	answers chan Out
 	stop    context.CancelFunc

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -29,21 +30,19 @@ const (
 	// long before TCP's retransmissions end. Within a process nothing is cut: pings would only end connections of one that
 	// waits for a processor.
 	pingEvery = time.Second
-	// routeUser is the user name of routes.
-	routeUser = "kvlane"
+	routeUser = "kvlane" // the user name of routes
+	oneSecret = "give all replicas the same secret in fleet.embedded.secret_file"
 )
 
 // natsServer is the NATS server of mode embedded. Its only client is in this process.
 type natsServer struct {
 	*server.Server
-	config *config.FleetEmbed
-	secret string
-	// password is the in-process client's.
-	password string
+	config   *config.FleetEmbed
+	secret   string
+	password string // the in-process client's
 	opts     *server.Options
 	log      zerolog.Logger
-	// others is the number of addresses that routes name, without this replica's own.
-	others atomic.Int32
+	others   atomic.Int32 // the addresses that routes name, without this replica's own
 	// routes is the number of routes at the last probe. reached has the addresses that accepted a
 	// connection since a route last ended.
 	routes  int
@@ -225,6 +224,9 @@ func (s *natsServer) connected(address string) bool {
 // a closed route, and Node logs the replicas that come and go.
 type natsLog struct{ log zerolog.Logger }
 
+// advised says what to do about a message at the side that connects, and at the other one.
+var advised = strings.NewReplacer("Authorization Violation", "Authorization Violation: "+oneSecret, "authentication error", "authentication error: "+oneSecret)
+
 // newNATSLog limits the rate of warnings: anybody who can connect to the port can cause them.
 func newNATSLog(log zerolog.Logger) natsLog {
 	return natsLog{log.Sample(zerolog.LevelSampler{WarnSampler: &zerolog.BurstSampler{Burst: 5, Period: 10 * time.Second}})}
@@ -238,8 +240,10 @@ func (l natsLog) Noticef(format string, v ...any) {
 	}
 	l.log.Debug().Msgf("nats: "+format, v...)
 }
-func (l natsLog) Warnf(format string, v ...any)  { l.log.Debug().Msgf("nats: "+format, v...) }
-func (l natsLog) Errorf(format string, v ...any) { l.log.Warn().Msgf("nats: "+format, v...) }
+func (l natsLog) Warnf(format string, v ...any) { l.log.Debug().Msgf("nats: "+format, v...) }
+func (l natsLog) Errorf(format string, v ...any) {
+	l.log.Warn().Msg("nats: " + advised.Replace(fmt.Sprintf(format, v...)))
+}
 func (l natsLog) Fatalf(format string, v ...any) { l.log.Error().Msgf("nats: "+format, v...) }
 func (l natsLog) Debugf(string, ...any)          {}
 func (l natsLog) Tracef(string, ...any)          {}
