@@ -24,8 +24,7 @@ type cpuLimit struct {
 	most                 int64
 }
 
-// newCPULimit has a place for each processor and at least two, so that one is always left
-// for small bodies, and room for one of the largest bodies.
+// newCPULimit has a place for each processor, at least two so that small bodies have one, and room for a largest body.
 func newCPULimit(maxBody int64) *cpuLimit {
 	n := max(2, runtime.GOMAXPROCS(0))
 	return &cpuLimit{all: make(chan struct{}, n), large: make(chan struct{}, n/2), lateSmall: make(chan struct{}, n), lateLarge: make(chan struct{}, 1),
@@ -46,8 +45,7 @@ func (l *cpuLimit) place(ctx, exact context.Context, body int) cpuPlace {
 	return p
 }
 
-// acquire waits for a place for a decision about a body of that many bytes. It returns
-// false, and a place that holds nothing, if ctx ends first.
+// acquire waits for a place for a body of that many bytes; false, and a place that holds nothing, if ctx ends first.
 func (l *cpuLimit) acquire(ctx context.Context, body int) (p cpuPlace, ok bool) {
 	ok = true
 	if body > largeBody {
@@ -99,8 +97,7 @@ func (p *cpuPlace) release() {
 	*p = cpuPlace{}
 }
 
-// withTimeout returns a context that ends with the client's, or when a decision that starts
-// now has no time left for exact tokens (limits.decision_timeout).
+// withTimeout returns a context that ends with ctx, or when no time is left for tokens (limits.decision_timeout).
 func (d *Decider) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if timeout := d.live.Load().Limits.DecisionTimeout.Std(); timeout > 0 {
 		return context.WithTimeout(ctx, timeout)

@@ -405,6 +405,7 @@ type scratch struct {
 	turn     *conv.Turn
 	ids      []uint32
 	hashes   []kvindex.Hash
+	others   []other // not reused
 	matches  kvindex.Matches
 	overlaps []routing.Overlap
 	prefix   []uint64

@@ -162,16 +162,86 @@ func TestFurtherAPIs(t *testing.T) {
 	}
 }
 
-// A batch loads its target by all of its prompts, though its cached tokens are those of the first.
-func TestABatchIsBookedWhole(t *testing.T) {
+// A batch loads its target by what it has to compute for all of its prompts, and is matched by all of them: not by what they
+// share with each other, and by what a target holds of any.
+func TestABatchIsMatchedWhole(t *testing.T) {
+	b := newBench(t, "", worker("a", 0))
+	text := func(word string) string { return `"` + strings.Repeat(word+" ", 200) + `"` }
+	ask := func(more string, prompts ...string) *observe.Entry {
+		d, e := b.ask("/v1/completions", `{"model":"demo","prompt":[`+strings.Join(prompts, ",")+`]`+more+`}`)
+		end(&d, 200)
+		return e
+	}
+	whole := ask("", text("sea")).PromptTokens
+	held := (whole - 1) / 16 * 16
+	for name, c := range map[string]struct {
+		prompts       []string
+		matched, miss int64
+	}{
+		"nothing known":     {[]string{text("one"), text("two")}, 0, 2 * whole},
+		"the first known":   {[]string{text("sea"), text("three")}, held, 2*whole - held},
+		"the last known":    {[]string{text("four"), text("five"), text("sea")}, held, 3*whole - held},
+		"a short first":     {[]string{`"x"`, text("sea")}, held, whole - held + 1},
+		"alike and known":   {[]string{text("sea"), text("sea"), text("sea")}, held, 3 * (whole - held)},
+		"alike, not known":  {[]string{text("six"), text("six"), text("six")}, 0, 3*whole - 2*held},
+		"as the first":      {[]string{text("seven"), text("eight"), text("seven")}, 0, 3*whole - held},
+		"as the one before": {[]string{text("nine"), text("ten"), text("ten")}, 0, 3*whole - held},
+	} {
+		if e := ask("", c.prompts...); e.Matched != c.matched || e.Miss != c.miss {
+			t.Errorf("%s: got %d tokens matched and %d to compute, want %d and %d", name, e.Matched, e.Miss, c.matched, c.miss)
+		}
+	}
+	if e := ask(`,"prompt_logprobs":0`, text("sea"), text("sea")); e.Matched != 0 || e.Miss != 2*whole {
+		t.Errorf("without the cache: got %d tokens matched and %d to compute, want all %d computed", e.Matched, e.Miss, 2*whole)
+	}
+	if n := b.loads(); n != 0 {
+		t.Errorf("got a load of %d after the batches, want none", n)
+	}
+}
+
+// A batch goes where its second prompt is, which its first says nothing about.
+func TestABatchFollowsItsSecondPrompt(t *testing.T) {
+	b := newBench(t, "", worker("a", 2), worker("b", 2))
+	for range 3 {
+		b.ask("/v1/completions", completion(40, ""))
+	}
+	_, first := b.ask("/v1/completions", completion(800, ""))
+	_, batch := b.ask("/v1/completions", `{"model":"demo","prompt":["x","`+strings.Repeat("sea ", 800)+`"]}`)
+	if batch.Target != first.Target || batch.Matched < 780 {
+		t.Errorf("the prompt is on %s, the batch went to %s with %d tokens", first.Target, batch.Target, batch.Matched)
+	}
+}
+
+// Of a batch that the engine refused no credit is left, and what a batch sent to a target is credited there.
+func TestCreditOfABatch(t *testing.T) {
+	b := newBench(t, "", worker("a", 0))
+	text := func(word string) string { return `"` + strings.Repeat(word+" ", 200) + `"` }
+	refused, _ := b.ask("/v1/completions", `{"model":"demo","prompt":[`+text("sea")+","+text("air")+`]}`)
+	end(&refused, 400)
+	if _, e := b.ask("/v1/completions", `{"model":"demo","prompt":`+text("air")+`}`); e.Matched != 0 {
+		t.Errorf("got %d tokens of a refused batch, want none", e.Matched)
+	}
+	taken, _ := b.ask("/v1/completions", `{"model":"demo","prompt":[`+text("sea")+","+text("fire")+`]}`)
+	end(&taken, 200)
+	if _, e := b.ask("/v1/completions", `{"model":"demo","prompt":`+text("fire")+`}`); e.Matched < 190 {
+		t.Errorf("got %d tokens of the batch's second prompt, want nearly 200", e.Matched)
+	}
+}
+
+// A batch is matched by 64 prompts and 1 MiB. What is beyond counts by its length.
+func TestBoundsOfABatch(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
 	prompt := `"` + strings.Repeat("sea ", 100) + `"`
 	_, one := b.ask("/v1/completions", `{"model":"demo","prompt":[`+prompt+`]}`)
-	d, ten := b.ask("/v1/completions", `{"model":"demo","prompt":[`+strings.Repeat(prompt+",", 9)+prompt+`]}`)
-	if ten.PromptTokens < 8*one.PromptTokens || ten.Matched > one.PromptTokens || ten.Matched == 0 {
-		t.Errorf("got %d tokens, %d cached, want those of ten prompts with %d, the first of them cached", ten.PromptTokens, ten.Matched, one.PromptTokens)
+	_, many := b.ask("/v1/completions", `{"model":"demo","prompt":[`+strings.Repeat(prompt+",", 199)+prompt+`]}`)
+	if all := 199 * one.PromptTokens; many.PromptTokens < all*9/10 || many.Matched != (one.PromptTokens-1)/16*16 {
+		t.Errorf("got %d tokens, %d matched, want about %d, and those of one prompt matched", many.PromptTokens, many.Matched, all)
 	}
-	end(&d, 200)
+	long := `"` + strings.Repeat("air ", 150_000) + `"`
+	_, e := b.ask("/v1/completions", `{"model":"demo","prompt":[`+long+","+long+","+prompt+`]}`)
+	if e.Matched != 0 || e.PromptTokens < 290_000 {
+		t.Errorf("got %d tokens, %d matched, want about 300,000, and the last prompt not matched", e.PromptTokens, e.Matched)
+	}
 }
 
 func completion(words int, more string) string {

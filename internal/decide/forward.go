@@ -59,8 +59,7 @@ func (w *work) decision(p *placed) (extproc.Decision, *ticket) {
 	return out, t
 }
 
-// routed counts and logs a decision. A decision for whose headers the request leaves no room is
-// undone, and is an error.
+// routed counts and logs a decision; it undoes one for whose headers the request leaves no room, which is an error.
 func (w *work) routed(p *placed, out extproc.Decision, t *ticket) (extproc.Decision, error) {
 	d, e, plan := w.d, p.decode, &p.plan
 	if !w.r.Fits(&out) {
@@ -89,8 +88,7 @@ func (w *work) routed(p *placed, out extproc.Decision, t *ticket) (extproc.Decis
 	return out, nil
 }
 
-// matched divides a plan's matched tokens into those known from events and those only
-// expected from prompts sent before.
+// matched divides a plan's matched tokens into those known from events and those expected from prompts sent before.
 func matched(plan *routing.Plan, overlaps []routing.Overlap) (byEvents, speculative int64) {
 	slot := plan.Decode
 	if plan.Prefill != routing.NoSlot {
@@ -193,7 +191,7 @@ func (w *work) forwardIDs(ctx context.Context, to *fleet.Member, edited []byte) 
 func (w *work) ticket(p *placed) *ticket {
 	plan := &p.plan
 	t := &ticket{d: w.d, entry: w.entry, reservation: plan.Reservation, slot: plan.Decode, endpoint: p.decode, decided: w.clock, credit: p.credit,
-		predicted: plan.Matched, stores: len(w.s.hashes) > 0 && w.cacheReads >= w.tokens.count && plan.DecodeMiss > int64(w.d.cfg.Index.BlockSize), batches: p.decode.Counters.Batches.Load(), answer: w.d.metrics.Answer(w.entry, w.metricModel())}
+		predicted: plan.Matched, batch: w.tokens.batch, stores: len(w.s.hashes) > 0 && !w.tokens.batch && w.cacheReads >= w.tokens.count && plan.DecodeMiss > int64(w.d.cfg.Index.BlockSize), batches: p.decode.Counters.Batches.Load(), answer: w.d.metrics.Answer(w.entry, w.metricModel())}
 	if !w.query.Whole {
 		t.answer.Expected = observe.Expected{From: p.at, First: plan.TTFT, PerToken: plan.PerToken, Target: w.query.TTFT}
 	}

@@ -18,7 +18,7 @@ import (
 // that names an implicit conversation are in the scratch memory.
 func (j *job) match(in *input, t *tokens) {
 	d, s := j.d, j.s
-	s.hashes, s.overlaps, s.prefix = s.hashes[:0], s.overlaps[:0], s.prefix[:0]
+	s.hashes, s.overlaps, s.prefix, s.others = s.hashes[:0], s.overlaps[:0], s.prefix[:0], nil
 	j.cacheReads = shape.EntireCache
 	if in.known && in.model != nil {
 		use := in.model.Engine.CacheUse(in.body)
@@ -46,8 +46,15 @@ func (j *job) match(in *input, t *tokens) {
 	} else {
 		s.hashes = hasher.AppendHashesExtra(s.hashes, seed, t.ids, block, nil, fleet.Media(t.media))
 	}
+	for _, o := range t.others { // the blocks that it shares with prompts before it are computed once
+		shared := int(min(int64(min(o.Shared, len(o.IDs)-1)), j.cacheReads)) / block * block
+		t.count -= int64(shared)
+		hashes := hasher.AppendHashes(nil, seed, o.IDs, block)
+		s.others = append(s.others, other{fleet.Prompt{Hashes: hashes, Tokens: len(o.IDs), Made: t.made}, int32(shared)})
+	}
+	t.others = nil
 	j.took(observe.StageHash)
-	if len(s.hashes) == 0 {
+	if len(s.hashes) == 0 && s.others == nil {
 		j.degraded = cmp.Or(j.degraded, degradedShortPrompt)
 		return
 	}
@@ -111,14 +118,50 @@ func (j *job) overlap(t *tokens) {
 	if j.cacheReads == 0 {
 		return
 	}
-	p := fleet.Prompt{Hashes: j.s.hashes, Tokens: t.n, Made: t.made}
-	if j.cacheReads < int64(t.n) {
-		p.Tokens = int(j.cacheReads) + 1 // the last one is always computed
+	var places map[kvindex.Slot]int
+	if j.s.others != nil {
+		places = make(map[kvindex.Slot]int)
 	}
-	j.s.overlaps = j.d.fleet.AppendOverlaps(j.s.overlaps, &p, &j.s.matches)
+	j.addOverlaps(fleet.Prompt{Hashes: j.s.hashes, Tokens: t.n, Made: t.made}, 0, places)
+	for _, o := range j.s.others {
+		j.addOverlaps(o.Prompt, o.shared, places)
+	}
 	if j.stored.Pin != nil && j.stored.Tokens > 0 {
 		j.s.overlaps = append(j.s.overlaps, routing.Overlap{Slot: j.stored.Slot, Speculative: int32(min(j.stored.Tokens, math.MaxInt32))})
 	}
+}
+
+// other is a further prompt of a batch, and how many of its first tokens are computed for the prompts before it anyway.
+type other struct {
+	fleet.Prompt
+	shared int32
+}
+
+// addOverlaps adds a prompt's overlaps behind the shared tokens to those of the prompts before it. places are the targets'
+// places among the overlaps of a batch, nil for one prompt.
+func (j *job) addOverlaps(p fleet.Prompt, shared int32, places map[kvindex.Slot]int) {
+	if j.cacheReads < int64(p.Tokens) {
+		p.Tokens = int(j.cacheReads) + 1 // the last one is always computed
+	}
+	at := len(j.s.overlaps)
+	all := j.d.fleet.AppendOverlaps(j.s.overlaps, &p, &j.s.matches)
+	if j.s.overlaps = all; places == nil {
+		return
+	}
+	for _, o := range all[at:] {
+		left := shared
+		i, ok := places[o.Slot]
+		if !ok {
+			i, places[o.Slot], at = at, at, at+1
+			all[i] = routing.Overlap{Slot: o.Slot}
+		}
+		for tier, n := range o.Tokens {
+			all[i].Tokens[tier] += max(0, n-left)
+			left = max(0, left-n)
+		}
+		all[i].Speculative += max(0, o.Speculative-left)
+	}
+	j.s.overlaps = all[:at]
 }
 
 // adapter is the LoRA adapter that the request names, "" for the base model.

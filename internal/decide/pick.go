@@ -15,8 +15,7 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// book runs a change of the router under its lock, and places waiting requests for which
-// the change may have freed capacity. A panic propagates to the caller with no lock held.
+// book runs a change of the router under its lock, then places waiting requests. A panic leaves no lock held.
 func (d *Decider) book(at time.Time, change func(r *routing.Router, now time.Duration)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -50,14 +49,13 @@ type work struct {
 	explained bool
 }
 
-// placed is a plan with the endpoints that its targets had when it was booked, and the
-// credit that the index gave them for the prompt.
+// placed is a plan with its targets' endpoints when it was booked, and the credit that the index gave them.
 type placed struct {
 	plan            routing.Plan
 	at              time.Time
 	decode, prefill *fleet.Endpoint
-	credit          kvindex.Credit
-	prefillCredit   kvindex.Credit
+	credit          []kvindex.Credit
+	prefillCredit   []kvindex.Credit
 }
 
 // query builds the router's query from the request, its tokens and trusted headers.
@@ -207,8 +205,7 @@ func (w *work) try(now time.Duration) (*placed, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The router forgets a target before the fleet reuses its slot, so under the router's
-	// lock both mean the same worker.
+	// The router forgets a target before the fleet reuses its slot: here both mean the same worker.
 	w.compareShadows(&p.plan)
 	v := d.fleet.View()
 	p.at = d.start.Add(now)
@@ -216,19 +213,24 @@ func (w *work) try(now time.Duration) (*placed, error) {
 	return &p, nil
 }
 
-// speculate credits a target with the prompt that is on its way there.
-func (w *work) speculate(slot kvindex.Slot) kvindex.Credit {
-	if len(w.s.hashes) == 0 || w.d.cfg.Routing.Speculate <= 0 {
-		return kvindex.Credit{}
+// speculate credits a target with the prompts that are on their way there.
+func (w *work) speculate(slot kvindex.Slot) (credit []kvindex.Credit) {
+	if w.d.cfg.Routing.Speculate <= 0 {
+		return nil
 	}
 	if e := w.d.fleet.View().Endpoint(slot); e != nil && w.tokens.differ(e) {
-		return kvindex.Credit{}
+		return nil
 	}
-	return w.d.fleet.Speculate(slot, w.s.hashes, w.tokens.n, w.clock)
+	if len(w.s.hashes) > 0 {
+		credit = append(credit, w.d.fleet.Speculate(slot, w.s.hashes, w.tokens.n, w.clock))
+	}
+	for _, o := range w.s.others {
+		credit = append(credit, w.d.fleet.Speculate(slot, o.Hashes, o.Tokens, w.clock))
+	}
+	return credit
 }
 
-// ttftHeader is a request's target for the time to its first token, in milliseconds. Any client
-// may set it: it decides for the client's own request only.
+// ttftHeader is a request's target for the time to its first token in ms, which any client may set for its own.
 const ttftHeader = "x-slo-ttft-ms"
 
 // Headers that override a decision. They count only with routing.trust_overrides, and never reach a worker.

@@ -1,7 +1,6 @@
 package decide
 
 import (
-	"encoding/json"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -38,20 +37,7 @@ func (j *job) conversation(req *body.Request) string {
 		return id
 	}
 	id, _ := req.ConversationID([]string{"metadata.user_id"})
-	return sessionOfUser(id)
-}
-
-// sessionOfUser returns the session in Anthropic's metadata.user_id as Claude Code fills it in: an object as text, or
-// in older versions user_..._account_..._session_ID. "" if there is none: a user is not a conversation.
-func sessionOfUser(id string) string {
-	var user struct {
-		Session string `json:"session_id"`
-	}
-	if strings.HasPrefix(id, "{") && json.Unmarshal([]byte(id), &user) == nil {
-		return user.Session
-	}
-	_, session, _ := strings.Cut(id, "_session_")
-	return session
+	return body.SessionOfUser(id)
 }
 
 // final reports whether the request is the last of its conversation.

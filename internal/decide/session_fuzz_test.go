@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // FuzzSession reads any metadata.user_id. Its session is never longer than the id can hold, and what Claude Code writes
@@ -18,7 +20,7 @@ func FuzzSession(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, id string) {
-		got := sessionOfUser(id)
+		got := body.SessionOfUser(id)
 		if _, after, _ := strings.Cut(id, "_session_"); !strings.HasPrefix(id, "{") && got != after {
 			t.Fatalf("%q: got session %q, want %q", id, got, after)
 		}
@@ -31,10 +33,10 @@ func FuzzSession(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := sessionOfUser(string(object)); got != clean {
+		if got := body.SessionOfUser(string(object)); got != clean {
 			t.Fatalf("%s: got session %q, want %q", object, got, clean)
 		}
-		if got := sessionOfUser("user_1_account_2_session_" + clean); got != clean {
+		if got := body.SessionOfUser("user_1_account_2_session_" + clean); got != clean {
 			t.Fatalf("got session %q, want %q", got, clean)
 		}
 	})

@@ -73,8 +73,7 @@ func (w *work) cannotSplit() string {
 	return w.d.legs.Protocol.Refuses(w.in.body, w.tokens.whole())
 }
 
-// engine returns the engine that the connector belongs to, the model's if it belongs to none. ok is
-// false if neither is known.
+// engine returns the engine that the connector belongs to, else the model's; ok is false if neither is known.
 func (w *work) engine() (e shape.Engine, ok bool) {
 	e, err := shape.ParseEngine(config.ConnectorEngines[w.d.cfg.Disagg.Connector])
 	if err != nil && w.in.model != nil {
@@ -407,8 +406,7 @@ func (w *work) prefillAnswer(p *placed, f *disagg.FailureError) error {
 		Headers: []extproc.Header{{Name: "content-type", Value: kind}}}}
 }
 
-// rejectOf is the answer to a request whose prefill leg has finally failed: the worker's
-// own answer if the client is at fault, 503 otherwise.
+// rejectOf answers a request whose prefill leg has failed: as the worker did if the client is at fault, else 503.
 func rejectOf(f *disagg.FailureError, api body.API) *extproc.Reject {
 	if f.Outcome != disagg.Refused {
 		return rejection(api, "kvlane_prefill_failed", body.Failure{Status: http.StatusServiceUnavailable,

@@ -5,22 +5,13 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"slices"
 
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// salted are the APIs in which an engine reads cache_salt.
-var salted = map[string][]body.API{
-	shape.VLLM.String():   {body.Chat, body.Completions, body.Responses, body.Embeddings, body.Classify, body.Pooling, body.VLLMGenerate},
-	shape.SGLang.String(): {body.Chat, body.Completions, body.Responses, body.Generate},
-	shape.TRTLLM.String(): {body.Chat},
-}
-
-// tenant returns the tenant that the gateway's header names, "" if there is none. Two
-// headers are refused: one of them may be the client's.
+// tenant returns the tenant that the gateway's header names, "" if none. Of two headers one may be the client's.
 func (j *job) tenant() (string, error) {
 	t := &j.d.cfg.Tenants
 	name, n := j.headers(t.SaltHeader)
@@ -33,8 +24,7 @@ func (j *job) tenant() (string, error) {
 	return name, nil
 }
 
-// headers returns the last value of a header that names the tenant, and how many there are: of
-// two one may be the client's. An empty name finds none.
+// headers returns the last value of a header, and how many there are. An empty name finds none.
 func (j *job) headers(name string) (value string, n int) {
 	for i := range j.r.Headers {
 		if h := &j.r.Headers[i]; name != "" && h.Name == name {
@@ -76,13 +66,10 @@ func TenantSalt(tenant string, own []byte) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// takesSalt reports whether an engine reads cache_salt in requests of the job's API.
-func (j *job) takesSalt(engine string) bool { return slices.Contains(salted[engine], j.api) }
-
 // unsalted returns why the request must not be sent to a worker, "" if it may.
 func (w *work) unsalted(e *fleet.Endpoint) string {
 	t := &w.d.cfg.Tenants
-	if t.SaltHeader == "" || !t.Required || !w.in.known || w.idle || w.takesSalt(e.Member.Engine) {
+	if t.SaltHeader == "" || !t.Required || !w.in.known || w.idle || shape.ReadsSalt(e.Member.Engine, w.api) {
 		return ""
 	}
 	return fmt.Sprintf("%s reads no cache_salt in requests of the %s API, and tenants.required is set", e.Member.Engine, w.api)
@@ -110,7 +97,7 @@ func (w *work) saltEdits(e *fleet.Endpoint) (edits []body.Edit) {
 		}
 	}
 	own := w.in.body.Span(body.FieldCacheSalt).Present() || w.in.body.Span(body.FieldExtraKey).Present()
-	if w.in.salt != "" && (own || w.takesSalt(e.Member.Engine)) {
+	if w.in.salt != "" && (own || shape.ReadsSalt(e.Member.Engine, w.api)) {
 		edits = append(edits, body.Set([]byte(`"`+w.in.salt+`"`), body.FieldCacheSalt.String()))
 	}
 	return edits
@@ -118,7 +105,7 @@ func (w *work) saltEdits(e *fleet.Endpoint) (edits []body.Edit) {
 
 // cacheSalt returns the salt under which the engine caches the request's blocks.
 func (j *job) cacheSalt(in *input) string {
-	if in.salt != "" && j.takesSalt(in.model.Engine.String()) {
+	if in.salt != "" && shape.ReadsSalt(in.model.Engine.String(), j.api) {
 		return in.salt
 	}
 	return in.body.CacheSalt()

@@ -31,8 +31,10 @@ type ticket struct {
 	decided     time.Time
 	// predicted is the number of cached tokens that the decision assumed.
 	predicted int64
-	// credit is the index's speculative entry for the prompt sent to the decode target.
-	credit kvindex.Credit
+	// batch: vLLM reports the cached tokens of the last prompt only, and SGLang's /generate each one's.
+	batch bool
+	// credit is the index's speculative entries for the prompts sent to the decode target.
+	credit []kvindex.Credit
 	// stores reports that the prompt has at least one whole block that the target did not hold.
 	stores bool
 	// batches is the target's count of event batches when the request was decided.
@@ -150,7 +152,7 @@ func (t *ticket) moved(served string) {
 
 func (t *ticket) ResponseBody(chunk []byte, last bool) {
 	if t.usage == nil {
-		t.answer.Streamed = looksLikeSSE(chunk)
+		t.answer.Streamed = body.LooksLikeSSE(chunk)
 		t.usage = body.NewUsageScanner(t.answer.Streamed)
 	}
 	_, _ = t.usage.Write(chunk)
@@ -167,7 +169,7 @@ func (t *ticket) EditBody(chunk []byte, last bool) (out []byte, changed, holds b
 		if len(chunk) == 0 {
 			return nil, false, false
 		}
-		t.editor = body.NewUsageEditor(looksLikeSSE(chunk), t.completeUsage)
+		t.editor = body.NewUsageEditor(body.LooksLikeSSE(chunk), t.completeUsage)
 	}
 	out, changed = t.editor.Edit(chunk, last)
 	return out, changed, t.editor.Holds()
@@ -198,25 +200,13 @@ func (t *ticket) observed() {
 	}
 	t.answer.Usage(u.Prompt, u.Cached, u.Completion)
 	t.entry.SetOutput(u.Completion)
-	if u.Cached < 0 {
+	if u.Cached < 0 || t.batch {
 		return
 	}
 	worker := t.endpoint.Target.Worker
 	t.d.metrics.Predicted.WithLabelValues(worker).Add(float64(t.predicted))
 	t.d.metrics.Observed.WithLabelValues(worker).Add(float64(u.Cached))
 	t.entry.SetCached(u.Cached)
-}
-
-// looksLikeSSE tells server-sent events from JSON by the first bytes.
-func looksLikeSSE(chunk []byte) bool {
-	for _, c := range chunk {
-		switch c {
-		case ' ', '\n', '\r', '\t':
-		default:
-			return c != '{' && c != '['
-		}
-	}
-	return false
 }
 
 func (t *ticket) FirstToken(at time.Time) {

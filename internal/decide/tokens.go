@@ -20,6 +20,9 @@ type tokens struct {
 	n   int
 	// partial reports that ids cover only the beginning of the prompt.
 	partial bool
+	// others are the further prompts of a batch, as far as their ids were made.
+	batch  bool
+	others []shape.Other
 	// media are the prompt's images, each of which some of the ids stand for.
 	media []conv.Medium
 	// made is the model whose tokenizer made the ids, nil if a renderer did.
@@ -71,7 +74,13 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 	if t.partial {
 		j.degraded, j.entry.Refusal = degradedFront, observe.Clip(res.Partial)
 	}
-	if t.partial || res.Prompts > 1 { // the load is that of the whole prompt, and of all prompts
+	if t.batch = res.Prompts > 1; t.batch && t.made != nil && !t.partial {
+		t.others = t.made.Tokens.Others(exact, t.ids, j.s.turn, t.made.Engine)
+		for _, o := range t.others {
+			t.count += int64(len(o.IDs))
+		}
+	}
+	if t.partial || res.Prompts > 1+len(t.others) { // the load is that of the whole prompt, and of all prompts
 		t.count = max(in.body.EstimateTokens(), t.count)
 	}
 	j.entry.PromptTokens, j.entry.Assumed = t.count, observe.Clip(res.Assumed)

@@ -122,7 +122,7 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 // hostile body's elements take several times the body's memory, and overlaps and explanations grow with the targets.
 func (w *work) slim() {
 	s := w.s
-	w.s = &scratch{hashes: slices.Clone(s.hashes), prefix: slices.Clone(s.prefix), exclude: slices.Clone(s.exclude), waited: true}
+	w.s = &scratch{hashes: slices.Clone(s.hashes), others: s.others, prefix: slices.Clone(s.prefix), exclude: slices.Clone(s.exclude), waited: true}
 	w.query.Prefix, w.query.Exclude, w.query.Subset = w.s.prefix, w.s.exclude, nil                       // each attempt sets the subset
 	if m := w.in.model; w.d.legs == nil && (m == nil || m.Config.HandIDs == nil || !*m.Config.HandIDs) { // nothing needs the ids again
 		w.tokens.ids = nil
@@ -207,8 +207,7 @@ func (d *Decider) waited(q *waiter) (*placed, error) {
 	return q.placed, q.err
 }
 
-// placeWaiting places waiting requests as far as there is capacity. Call it, under d.mu,
-// after every change that may have freed some.
+// placeWaiting places waiting requests, under d.mu, after every change that may have freed capacity for them.
 func (d *Decider) placeWaiting(now time.Duration, all bool) {
 	d.waiting.queue.Place(now, d.router, all, func(next *routing.Waiter) (out routing.Outcome) {
 		q := d.waiting.byID[next.ID]
@@ -350,8 +349,7 @@ func (l *waiting) charge(w *work, p *placed) {
 	}
 }
 
-// Drain ends the wait of all requests, and of those that would wait from now on: they are
-// answered 429. Call it when the process is about to end.
+// Drain answers 429 to all requests that wait, or would from now on. Call it when the process is about to end.
 func (d *Decider) Drain() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

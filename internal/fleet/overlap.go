@@ -9,8 +9,7 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// Prompt is a query of the index: the block hashes of a prompt of Tokens tokens. Made is
-// the model whose tokenizer made the ids, nil if a renderer did.
+// Prompt is a query of the index: the hashes of Tokens tokens. Made made the ids, nil if a renderer did.
 type Prompt struct {
 	Hashes []kvindex.Hash
 	Tokens int

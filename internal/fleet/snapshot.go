@@ -58,8 +58,7 @@ func (f *Fleet) DumpIndex(w io.Writer) error {
 	})
 }
 
-// Speculate credits a target with a prompt of this number of tokens that is sent to it, except while a copy of the
-// index is made: requests do not wait for that.
+// Speculate credits a target with a prompt of that many tokens, but not while the index is copied: none waits for it.
 func (f *Fleet) Speculate(slot kvindex.Slot, hashes []kvindex.Hash, tokens int, now time.Time) kvindex.Credit {
 	if !f.feeds.snapshot.TryRLock() {
 		return kvindex.Credit{}
@@ -68,11 +67,13 @@ func (f *Fleet) Speculate(slot kvindex.Slot, hashes []kvindex.Hash, tokens int, 
 	return f.index.SpeculatePrompt(slot, hashes, tokens, now)
 }
 
-// Withdraw removes the credit for a prompt that its target did not accept.
-func (f *Fleet) Withdraw(c kvindex.Credit) {
+// Withdraw removes the credit for prompts that their target did not accept.
+func (f *Fleet) Withdraw(credit []kvindex.Credit) {
 	if f.feeds.snapshot.TryRLock() {
 		defer f.feeds.snapshot.RUnlock()
-		f.index.Withdraw(c)
+		for _, c := range credit {
+			f.index.Withdraw(c)
+		}
 	}
 }
 

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83290
+	totalLimit = 83394
 	totalGoal  = 62000
 )
 
@@ -34,13 +34,13 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 21770, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28800, 22000, []string{"internal/tokens"}},
+	{"tokens", 28901, 22000, []string{"internal/tokens"}},
 	{"fleet", 4714, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1662, 1300, []string{"internal/observe"}},
+	{"observe", 1659, 1300, []string{"internal/observe"}},
 	{"decide", 3165, 1700, []string{"internal/decide"}},
 	{"replicas", 2475, 2200, []string{"internal/replicas"}},
-	{"lab", 11650, 11700, []string{"internal/lab"}},
-	{"rim", 9064, 6000, []string{
+	{"lab", 11649, 11700, []string{"internal/lab"}},
+	{"rim", 9061, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

@@ -2,6 +2,7 @@ package body
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"slices"
 	"strconv"
@@ -399,7 +400,20 @@ func (r *Request) ConversationID(fields []string) (id, field string) {
 	return "", ""
 }
 
-// FirstPrompt returns the prompt that the request is routed by: its only prompt, or the first of a batch.
+// SessionOfUser returns the session in Anthropic's metadata.user_id as Claude Code fills it in: an object as text, or
+// in older versions user_..._account_..._session_ID. "" if there is none: a user is not a conversation.
+func SessionOfUser(id string) string {
+	var user struct {
+		Session string `json:"session_id"`
+	}
+	if strings.HasPrefix(id, "{") && json.Unmarshal([]byte(id), &user) == nil {
+		return user.Session
+	}
+	_, session, _ := strings.Cut(id, "_session_")
+	return session
+}
+
+// FirstPrompt returns the request's only prompt, or the first of a batch.
 func (r *Request) FirstPrompt() []byte {
 	if (r.Form == FormTexts || r.Form == FormIDLists) && len(r.Elements) > 0 {
 		return r.Elements[0].Of(r.Body)

@@ -304,3 +304,15 @@ func (w *jsonWalk) report(u *UsageScanner) {
 		u.fields[c], u.seen[c] = w.number, true
 	}
 }
+
+// LooksLikeSSE tells server-sent events from JSON by the first bytes.
+func LooksLikeSSE(chunk []byte) bool {
+	for _, c := range chunk {
+		switch c {
+		case ' ', '\n', '\r', '\t':
+		default:
+			return c != '{' && c != '['
+		}
+	}
+	return false
+}

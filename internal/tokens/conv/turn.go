@@ -35,6 +35,9 @@ type Turn struct {
 // Turn returns a turn for a request that was parsed without the cache.
 func (c *Cache) Turn(req *body.Request) *Turn { return &Turn{Request: req, cache: c} }
 
+// Part returns a turn through the same cache for a request that is a part of t's.
+func (t *Turn) Part(req *body.Request) *Turn { return t.cache.Turn(req) }
+
 // Reset drops all references but scratch memory.
 func (t *Turn) Reset() {
 	t.own = body.Request{Elements: t.own.Elements[:0]}

@@ -17,8 +17,7 @@ type Prompt struct {
 	Media []Medium
 	// Text is the prompt as text, "" unless it was asked for, or if the request contained ids.
 	Text string
-	// Prompts is the number of prompts in the request. IDs and Text are those of the first one,
-	// which the request is routed by.
+	// Prompts is the number of prompts in the request. IDs and Text are those of the first one.
 	Prompts int
 	// Partial is the reason why IDs are only the front of the prompt, or missing; "" if they are the whole prompt.
 	Partial string

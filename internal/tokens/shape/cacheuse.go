@@ -2,6 +2,7 @@ package shape
 
 import (
 	"math"
+	"slices"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
@@ -113,3 +114,13 @@ func isTrue(r *body.Request, f body.Field) bool {
 	yes, _ := laxBool(r.Raw(f))
 	return yes
 }
+
+// salted are the APIs in which an engine reads cache_salt.
+var salted = map[string][]body.API{
+	VLLM.String():   {body.Chat, body.Completions, body.Responses, body.Embeddings, body.Classify, body.Pooling, body.VLLMGenerate},
+	SGLang.String(): {body.Chat, body.Completions, body.Responses, body.Generate},
+	TRTLLM.String(): {body.Chat},
+}
+
+// ReadsSalt reports whether an engine reads cache_salt in requests of an API.
+func ReadsSalt(engine string, api body.API) bool { return slices.Contains(salted[engine], api) }
