@@ -88,10 +88,10 @@ func (p *stage) lasts(d time.Duration, n int) {
 
 func (f *fault) id() string { return f.shape + ": " + f.name }
 
-// TestFaults plays rows of the fault matrix. `make faults` plays all. With -run only the
-// figures of the rows that are played are written anew.
+// TestFaults plays rows of the fault matrix. `make faults` plays all and writes the page, which has the figures of one whole
+// run: with -run nothing is written.
 func TestFaults(t *testing.T) {
-	figures := readFigures(t)
+	figures := map[string]measured{}
 	for _, shape := range faultShapes {
 		rows := slices.DeleteFunc(faults(), func(f fault) bool { return f.shape != shape.name || !f.quick && !*everyFault })
 		if len(rows) == 0 {
@@ -112,14 +112,38 @@ func TestFaults(t *testing.T) {
 	if !*everyFault || t.Failed() || raceEnabled {
 		return
 	}
+	for name, text := range faultsFiles(t, figures) {
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// faultsFiles returns what a run writes, by file: nothing unless it has played every row.
+func faultsFiles(t *testing.T, figures map[string]measured) map[string]string {
+	t.Helper()
+	for _, f := range faults() {
+		if _, ok := figures[f.id()]; !ok {
+			t.Logf("not written: %q was not played", f.id())
+			return nil
+		}
+	}
 	text, err := json.MarshalIndent(figures, "", " ")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{faultsFigures: string(text) + "\n", faultsPage: faultsText(t, figures)} {
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+	return map[string]string{faultsFigures: string(text) + "\n", faultsPage: faultsText(t, figures)}
+}
+
+func TestAPartOfTheMatrixIsNotWritten(t *testing.T) {
+	figures := readFigures(t)
+	if files := faultsFiles(t, figures); len(files) != 2 {
+		t.Errorf("a whole run: got %d files, want 2", len(files))
+	}
+	rows := faults()
+	delete(figures, rows[len(rows)/2].id())
+	if files := faultsFiles(t, figures); len(files) != 0 {
+		t.Errorf("all rows but one: got %d files, want none", len(files))
 	}
 }
 

@@ -8,8 +8,7 @@ import (
 
 // controls is the list of request headers that a client must not set.
 type controls struct {
-	exact    []string
-	prefixes []string
+	exact, prefixes []string
 }
 
 func newControls(list []string) controls {

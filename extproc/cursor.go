@@ -92,8 +92,7 @@ func (c *cursor) refs(n int, dst mem.BufferSlice) (mem.BufferSlice, error) {
 		if !c.fill() {
 			return dst, errMalformed
 		}
-		k := min(n, len(c.cur))
-		buf := c.bufs[c.next-1]
+		k, buf := min(n, len(c.cur)), c.bufs[c.next-1]
 		off := buf.Len() - len(c.cur)
 		dst = append(dst, buf.Slice(off, off+k))
 		c.cur = c.cur[k:]

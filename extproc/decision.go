@@ -8,8 +8,7 @@ import (
 
 // sendDecision sends a decision in the form that the exchange's mode requires, as the answer to a message of kind k.
 func (x *exchange) sendDecision(k Kind, d *Decision, editable bool) error {
-	fail := x.srv.opts.Metrics.Failure
-	pick := d.Endpoint
+	fail, pick := x.srv.opts.Metrics.Failure, d.Endpoint
 	if pick != "" && !endpoint(pick) {
 		fail(FailureBadPick)
 		pick = ""

@@ -21,8 +21,7 @@ func (e *encoder) room(n int) {
 	if e.at >= n {
 		return
 	}
-	written := len(e.buf) - e.at
-	grown := make([]byte, 2*(len(e.buf)+n))
+	written, grown := len(e.buf)-e.at, make([]byte, 2*(len(e.buf)+n))
 	at := len(grown) - written
 	copy(grown[at:], e.buf[e.at:])
 	e.buf, e.at = grown, at

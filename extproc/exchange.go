@@ -35,10 +35,9 @@ type exchange struct {
 	srv  *Server
 	send func(*answer) error
 
-	started  bool
-	request  Mode
-	response Mode
-	observer bool
+	started           bool
+	request, response Mode
+	observer          bool
 
 	phase phase
 	// over reports that nothing is left to do: the handler may return nil.
@@ -209,8 +208,7 @@ func (x *exchange) requestHeaders(m *message) error {
 func (x *exchange) readHeaders(m *message) {
 	x.view.seen = true
 	x.view.total = len(m.headers)
-	ids := 0
-	rest := m.headers[:0]
+	ids, rest := 0, m.headers[:0]
 	for _, h := range m.headers {
 		x.view.bytes += len(h.Name) + len(h.Value)
 		switch h.Name {

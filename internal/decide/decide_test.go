@@ -684,7 +684,7 @@ func TestAPortOfItsOwn(t *testing.T) {
 }
 
 func TestIDsAreHandedOn(t *testing.T) {
-	b := newBench(t, "", worker("a", 0))
+	b := newBench(t, "disagg: {trust_client_params: true}\n", worker("a", 0))
 	body := `{"model":"demo","messages":[{"role":"user","content":"Hi"}],"kv_transfer_params":{"x":1.0}}`
 	if d, _ := b.ask("/v1/chat/completions", body); d.Body != nil {
 		t.Errorf("not asked for: %s", d.Body)

@@ -116,7 +116,7 @@ func (w *work) body(ctx context.Context, p *placed) ([]byte, error) {
 	case w.d.legs != nil:
 		edits = append(edits, w.d.legs.Protocol.Local(r)...)
 	case !w.d.cfg.Disagg.Trust:
-		edits = append(edits, disagg.CleanID(r)...)
+		edits = append(edits, disagg.Clean(r)...)
 	}
 	if p.decode.Member.Engine == shape.TRTLLM.String() && r.Member(body.FieldDisaggregatedParams, "route_hint") != nil {
 		edits = append(edits, body.Delete(body.FieldDisaggregatedParams.String(), "route_hint"))

@@ -168,3 +168,53 @@ func TestNoClientNamesAPeerToAnEngine(t *testing.T) {
 		})
 	}
 }
+
+// Without a connector Kvlane cannot know which one an engine runs: clients name no hosts there either, on any path, to any engine.
+// A body that cannot be parsed passes unless it might name one.
+func TestNoClientNamesAPeerWithoutAConnector(t *testing.T) {
+	deep := strings.Repeat("[", 600) + strings.Repeat("]", 600)
+	for name, c := range map[string]struct {
+		path, body string
+		partial    bool
+		passes     bool // is to be neither refused nor changed
+	}{
+		"completion":           {path: "/v1/completions", body: `{"model":"demo","prompt":"x",%s}`},
+		"chat":                 {path: "/v1/chat/completions", body: `{"model":"demo","messages":[{"role":"user","content":"x"}],%s}`},
+		"responses":            {path: "/v1/responses", body: `{"model":"demo","input":"x",%s}`},
+		"messages":             {path: "/v1/messages", body: `{"model":"demo","max_tokens":9,"messages":[{"role":"user","content":"x"}],%s}`},
+		"generate":             {path: "/generate", body: `{"text":"x",%s}`},
+		"vLLM's generate":      {path: "/inference/v1/generate", body: `{"model":"demo","token_ids":[1],"sampling_params":{"extra_args":{"kv_transfer_params":"evil"}},%s}`},
+		"embeddings":           {path: "/v1/embeddings", body: `{"model":"demo","input":"x",%s}`},
+		"unknown API":          {path: "/vertex_generate", body: `{"prompt":"x","parameters":{"encoder_urls":["evil"],"data_parallel_rank":666666666},%s}`},
+		"unknown model":        {path: "/v1/completions", body: `{"model":"other","prompt":"x",%s}`},
+		"too deep":             {path: "/v1/completions", body: `{"model":"demo","prompt":"x","y":` + deep + `,%s}`},
+		"too deep, unknown":    {path: "/invocations", body: `{"y":` + deep + `,%s}`},
+		"too deep, escaped":    {path: "/invocations", body: `{"y":` + deep + `,"\u0065ncoder\u005Furls":["evil"]}`},
+		"surrogates":           {path: "/v1/completions", body: "{\"prompt\":\"\xed\xa0\x80\",%s}"},
+		"UTF-16":               {path: "/invocations", body: strings.Join(strings.Split(`{"encoder_urls":"evil"}`, ""), "\x00") + "\x00"},
+		"partial":              {path: "/v1/completions", body: `{"model":"demo",%s`, partial: true},
+		"partial, unknown":     {path: "/invocations", body: `{"model":"demo",%s`, partial: true},
+		"deep and good":        {path: "/v1/completions", body: `{"model":"demo","prompt":"\u00e9","sampling_params":{},"y":` + deep + `}`, passes: true},
+		"partial and good":     {path: "/generate", body: `{"text":"\u00e9","sampling_params":{}`, partial: true, passes: true},
+		"good, of unknown API": {path: "/invocations", body: `{"prompt":"\u00e9"}`, passes: true},
+	} {
+		for _, engine := range []string{"vllm", "sglang", "trtllm"} {
+			w := worker("a", 0)
+			w.Engine = engine
+			w.Models = nil
+			b := newBench(t, "", w)
+			r := b.request(c.path, strings.Replace(c.body, "%s", evilFields+`,"bootstrap_room":666666666`, 1))
+			r.Partial = c.partial
+			d := b.Decide(t.Context(), r)
+			switch {
+			case c.passes && (d.Reject != nil || d.Body != nil):
+				t.Errorf("%s, %s: got %+v and body %s, want an unchanged request", engine, name, d.Reject, d.Body)
+			case !c.passes && d.Reject == nil && (d.Body == nil || evil(string(d.Body))):
+				t.Errorf("%s, %s: the engine gets %s", engine, name, d.Body)
+			case d.Reject != nil && (evil(string(d.Reject.Body)) || d.Reject.Status != 400):
+				t.Errorf("%s, %s: refused with %d %s", engine, name, d.Reject.Status, d.Reject.Body)
+			}
+			end(&d, 200)
+		}
+	}
+}

@@ -23,7 +23,7 @@ func TestRanksInBodies(t *testing.T) {
 		"nobody else does":      {"sglang", "none", "/generate", `{"routed_dp_rank":0,"text":"x"}`, `{"text":"x"}`},
 		"a port is the rank":    {"sglang", "port", "/v1/completions", `{"model":"demo","prompt":"x","data_parallel_rank":1}`, `{"model":"demo","prompt":"x"}`},
 		"vLLM reads none":       {"vllm", "header", "/v1/completions", `{"model":"demo","prompt":"x","data_parallel_rank":1}`, unchanged},
-		"TensorRT-LLM's hint":   {"trtllm", "header", "/v1/completions", `{"model":"demo","prompt":"x","disaggregated_params":{"route_hint":{"dp_rank":1},"a":1}}`, `{"model":"demo","prompt":"x","disaggregated_params":{"a":1}}`},
+		"TensorRT-LLM's hint":   {"trtllm", "header", "/v1/completions", `{"model":"demo","prompt":"x","disaggregated_params":{"route_hint":{"dp_rank":1},"a":1}}`, `{"model":"demo","prompt":"x"}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := worker("a", 1)

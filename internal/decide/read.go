@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -52,11 +53,9 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 		return j.readRealtime(ctx, exact)
 	case !j.api.Read():
 		return j.readUnknown()
-	case j.r.Partial && j.d.guarded():
-		return nil, j.unread("its body is not here whole")
 	case j.r.Partial:
 		j.degraded = degradedPartial
-		return &input{}, nil
+		return &input{}, j.unread("its body is not here whole")
 	}
 	if coding, ok := j.r.Header("content-encoding"); ok && coding != "" && !strings.EqualFold(coding, "identity") {
 		return nil, j.fail(415, "kvlane_compressed_body", "the request's body is compressed (content-encoding: "+observe.Clip(coding)+
@@ -65,11 +64,8 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 	err := j.d.cache.Parse(j.s.turn, j.api, j.r.Body)
 	req := j.s.turn.Request
 	if unread, ok := errors.AsType[*body.UnreadError](err); ok {
-		if j.d.guarded() {
-			return nil, j.unread(unread.Reason)
-		}
 		j.degraded, j.entry.Refusal = degradedBody, unread.Reason
-		return &input{}, nil
+		return &input{}, j.unread(unread.Reason)
 	}
 	if err != nil {
 		return nil, j.fail(400, "kvlane_invalid_json", err.Error())
@@ -157,18 +153,18 @@ func (j *job) readUnknown() (*input, error) {
 		return nil, j.fail(400, "kvlane_tenant_not_salted", "this API is not known to separate the caches of tenants (tenants.required)")
 	}
 	_, upgrades := j.r.Header("upgrade") // a content-type of the upgrade request says nothing about what the WebSocket carries
-	if kind, _ := j.r.Header("content-type"); !j.d.guarded() || kind != "" && !upgrades && !strings.Contains(strings.ToLower(kind), "json") {
+	if kind, _ := j.r.Header("content-type"); !j.d.guarded() && j.d.cfg.Disagg.Trust || kind != "" && !upgrades && !strings.Contains(strings.ToLower(kind), "json") {
 		return &input{}, nil
 	}
-	if j.r.Partial {
-		return nil, j.unread("its body is not here whole")
-	}
-	if len(j.r.Body) == 0 {
-		return &input{}, nil
+	if j.r.Partial || len(j.r.Body) == 0 {
+		if !j.r.Partial {
+			return &input{}, nil
+		}
+		return &input{}, j.unread("its body is not here whole")
 	}
 	req, err := body.Parse(body.Unknown, j.r.Body)
 	if unread, ok := errors.AsType[*body.UnreadError](err); ok {
-		return nil, j.unread(unread.Reason)
+		return &input{}, j.unread(unread.Reason)
 	}
 	in := &input{}
 	if err == nil { // engines refuse other bodies, too
@@ -212,8 +208,12 @@ func (d *Decider) PanicReject() *extproc.Reject {
 	return rejection(body.Unknown, "kvlane_panic", body.Failure{Status: 500, Message: "the request could not be prepared"})
 }
 
+// unread returns the answer to a request whose body cannot be edited, nil if it may pass: nothing in it needs an edit.
 func (j *job) unread(reason string) error {
-	return j.fail(400, "kvlane_unread_body", "with disaggregated prefill and decode, or with tenants, a request has to be read: "+reason)
+	if !j.d.guarded() && (j.d.cfg.Disagg.Trust || !disagg.MayName(j.r.Body)) {
+		return nil
+	}
+	return j.fail(400, "kvlane_unread_body", "a request that might name hosts to an engine, or with tenants, has to be read: "+reason)
 }
 
 // findServed finds the name under which workers serve the model that the request names. A

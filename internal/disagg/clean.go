@@ -1,24 +1,28 @@
 package disagg
 
 import (
+	"bytes"
 	"slices"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// clean returns the edits that remove a client's own transfer parameters: with them an engine would fetch blocks from,
-// or write them to, an address of the client's choice. It returns nil for a request without such parameters, or for a
-// trusted client. Sources of the fields: the request classes of vLLM 0.32 (its engine reads extra_args in the end),
-// SGLang 0.5.23 and TensorRT-LLM.
 func (p *Protocol) clean(r *body.Request) []body.Edit {
 	if p.options.Trust {
 		return nil
 	}
-	edits := cleanID(r, p.addressesInID)
+	return clean(r, p.addressesInID)
+}
+
+// Clean returns the edits that remove a client's own transfer parameters, nil if there are none: an engine would fetch
+// blocks from an address in them, whether or not Kvlane has a connector. Sources: vLLM 0.33, SGLang 0.5.23, TensorRT-LLM.
+func Clean(r *body.Request) []body.Edit { return clean(r, false) }
+
+func clean(r *body.Request, everyID bool) []body.Edit {
+	edits, fields := cleanID(r, everyID), peerFields
 	if r.Span(body.FieldKVTransferParams).Present() {
 		edits = append(edits, cleanParams(r.Raw(body.FieldKVTransferParams))...)
 	}
-	fields := peerFields
 	if r.API == body.Unknown { // elsewhere ranks are replaced
 		fields = append(fields, body.FieldRoutedDPRank, body.FieldDataParallelRank)
 	}
@@ -54,6 +58,15 @@ var peerFields = slices.Clip([]body.Field{
 	body.FieldDisaggPrefillDPRank, body.FieldBootstrapPairKey, body.FieldDecodeTPSize, body.FieldHTTPWorkerIPC,
 	body.FieldEncoderURLs, body.FieldNeedWaitForMMInputs, body.FieldNumItemsAssigned, body.FieldKVHints,
 })
+
+var named = []string{"transfer_params", "disaggregated_", "bootstrap_", "encoder_urls", "_mm_inputs", "num_items_", "kv_hints", "worker_ipc", "_addr_",
+	`\u005f`, `\u005F`, `\u006`, `\u007`, "vllm_xargs", " name*"}
+
+// MayName reports whether a body that cannot be parsed, or is not whole, might have one of these parameters, in UTF-16 too.
+func MayName(raw []byte) bool {
+	raw = bytes.ReplaceAll(raw, []byte{0}, nil)
+	return slices.ContainsFunc(named, func(part string) bool { return bytes.Contains(raw, []byte(part)) })
+}
 
 // cleanParams keeps prompt_token_ids, which replace a prompt and carry no address.
 func cleanParams(own []byte) []body.Edit {

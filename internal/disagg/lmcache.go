@@ -95,8 +95,7 @@ func lmcacheDecode(p *Protocol, x *Exchange, a *Answer) (Leg, error) {
 // appended continues after the first token: the prompt grows by it, and the limits of the answer
 // shrink by one. A missing limit stays missing.
 func appended(x *Exchange, first uint32) (Leg, error) {
-	r := x.Request
-	ids := body.AppendIDList(nil, append(slices.Clip(x.IDs), first))
+	r, ids := x.Request, body.AppendIDList(nil, append(slices.Clip(x.IDs), first))
 	var edits []body.Edit
 	if r.API == body.Chat {
 		edits = append(edits, set(`{}`, kvParams), body.Set(ids, kvParams, "prompt_token_ids"))

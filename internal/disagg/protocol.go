@@ -203,8 +203,7 @@ func (p *Protocol) snowflake() uint64 {
 	const low = 12
 	now := uint64(p.options.Now().UnixMilli()) & (1<<41 - 1)
 	for {
-		last := p.last.Load()
-		next := now << low
+		last, next := p.last.Load(), now<<low
 		if next <= last {
 			next = last + 1
 		}

@@ -33,9 +33,6 @@ func RequestIDs(connector string, trust bool) func(client string) string {
 	}
 }
 
-// CleanID returns the edits of a request's body for deployments without a connector.
-func CleanID(r *body.Request) []body.Edit { return cleanID(r, false) }
-
 // cleanID removes the request id from the body: vLLM uses it in the absence of a header, and on
 // /v1/responses in any case. Without an id vLLM generates one.
 func cleanID(r *body.Request, every bool) []body.Edit {

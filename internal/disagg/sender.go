@@ -89,9 +89,8 @@ func AsFailure(err error) *FailureError {
 // Sender sends prefill legs, through Envoy's prefill listener or directly to the workers. It is
 // safe for concurrent use.
 type Sender struct {
-	pickHeader string // "" without a listener
-	through    http.Client
-	direct     http.Client
+	pickHeader      string // "" without a listener
+	through, direct http.Client
 }
 
 // NewSender returns a sender that uses a listener ("host:port" or "unix:/path") which reads the worker's address from

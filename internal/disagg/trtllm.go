@@ -168,8 +168,7 @@ func trtGenerationFirst() *Protocol {
 				setText("generation_first", disaggParams, "schedule_style")), Headers: TRTSession(x.Conversation)}, nil
 		},
 		decode: func(p *Protocol, x *Exchange, _ *Answer) (Leg, error) {
-			info := body.Member(p.page(&x.Prefill), disaggParams)
-			id := x.number(p)
+			info, id := body.Member(p.page(&x.Prefill), disaggParams), x.number(p)
 			edits := []body.Edit{set(`{"request_type":"generation_only","schedule_style":"generation_first"}`, disaggParams),
 				setNumber(id, disaggParams, "ctx_request_id"), setNumber(id, disaggParams, "disagg_request_id")}
 			for _, name := range []string{"ctx_info_endpoint", "encoded_opaque_state"} {

@@ -315,14 +315,23 @@ func (r *Request) NamesShared() (found bool) {
 	for _, f := range [...]Field{FieldFeatures, FieldContentParts, FieldMMHashes, FieldMMContentHashes, FieldSessionParams} {
 		found = found || r.Has(f) || isSet(Member(parameters, f.String()))
 	}
-	for _, f := range [...]Field{FieldMessages, FieldInput} {
-		raw := r.Raw(f)
-		if found || !bytes.Contains(raw, []byte("uuid")) && !bytes.Contains(raw, []byte(`\u00`)) {
-			continue
-		}
-		EachItem(raw, func(message []byte) {
-			EachItem(Member(message, "content"), func(part []byte) { found = found || isSet(Member(part, "uuid")) })
-		})
+	if !bytes.Contains(r.Body, []byte("uuid")) && !bytes.Contains(r.Body, []byte(`\u00`)) {
+		return found
+	}
+	EachMember(r.Body, func(_, field []byte) { found = found || namesPart(field, 0) }) // messages, input, documents, queries and more
+	return found
+}
+
+// maxBatch is how many lists deep a batch of messages is.
+const maxBatch = 2
+
+// namesPart reports whether a message or input, or one in lists of them, has a part with a uuid.
+func namesPart(raw []byte, lists int) (found bool) {
+	if lists < maxBatch {
+		EachItem(raw, func(item []byte) { found = found || namesPart(item, lists+1) })
+	}
+	for _, name := range [...]string{"content", "output"} {
+		EachItem(Member(raw, name), func(part []byte) { found = found || isSet(Member(part, "uuid")) })
 	}
 	return found
 }

@@ -15,15 +15,13 @@ const (
 	shortWays = 8
 )
 
-// shortTokens looks up words of up to shortSize bytes that are tokens, which are most words of
-// most texts. An entry takes eight bytes. A lookup reads one cache line and compares no further
-// memory.
+// shortTokens looks up words of up to shortSize bytes that are tokens, which are most words of most texts. An entry
+// takes eight bytes. A lookup reads one cache line and compares no further memory.
 //
-// Invariant: the product of a key and keyMul, keyBits wide, is split into the bucket number (the
-// upper bits) and a tag, so bucket and tag together determine the key. A slot holds tag,
-// wholeBit, and id+1 in the lower idBits; 0 is empty. The slots of a bucket are filled cyclically
-// from the one that the tag's highest bits select. overflow has a bit for each bucket that could
-// not hold all of its tokens.
+// Invariant: the product of a key and keyMul, keyBits wide, is split into the bucket number (the upper bits) and a tag,
+// so bucket and tag together determine the key. A slot holds tag, wholeBit, and id+1 in the lower idBits; 0 is empty.
+// The slots of a bucket are filled cyclically from the one that the tag's highest bits select. overflow has a bit for
+// each bucket that could not hold all of its tokens.
 type shortTokens struct {
 	slots    []uint64
 	overflow []uint64

@@ -125,9 +125,8 @@ func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, kee
 	return dst, false, keep
 }
 
-// A cutter finds places where pre-tokenized text may be cut, whatever the text on either side:
-// the words of both sides together are the words of the whole text. So the ids of a segment
-// between two cuts can be cached.
+// A cutter finds places where pre-tokenized text may be cut, whatever the text on either side: the words of both sides
+// together are the words of the whole text. So the ids of a segment between two cuts can be cached.
 //
 // The rules, which TestCutsAreSafe checks for each splitter on random text:
 //   - An ASCII letter before an ASCII blank, symbol or punctuation other than an
@@ -139,16 +138,14 @@ func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, kee
 //     space looks at what follows.
 //   - In SentencePiece models, before a space that follows a non-space.
 //
-// A code point is quiet if NFC never changes it or joins it to another one. Text that is not
-// normalized yet is cut only after a quiet code point and before one that a quiet one, or the end,
-// follows. The segments a and b of such a cut can be normalized
-// separately: b begins with ASCII or punctuation, which is a starter that neither decomposes nor
-// joins anything before it. So decomposing and sorting move nothing over the cut, and as the last
-// starter it also keeps all of b from joining a: NFC(ab) = NFC(a)NFC(b). The characters at the cut
-// stay: the last one of a is quiet and the last of a, so it recomposes to itself and joins nothing,
-// and what follows the first one of b does not join it. So the rules hold for the normalized text,
-// too. Text that is not valid UTF-8 may be cut as well: a cut is before the first byte of a
-// character, so the text is valid if and only if all its segments are.
+// A code point is quiet if NFC never changes it or joins it to another one. Text that is not normalized yet is cut only
+// after a quiet code point and before one that a quiet one, or the end, follows. The segments a and b of such a cut can
+// be normalized separately: b begins with ASCII or punctuation, which is a starter that neither decomposes nor joins
+// anything before it. So decomposing and sorting move nothing over the cut, and as the last starter it also keeps all
+// of b from joining a: NFC(ab) = NFC(a)NFC(b). The characters at the cut stay: the last one of a is quiet and the last
+// of a, so it recomposes to itself and joins nothing, and what follows the first one of b does not join it. So the
+// rules hold for the normalized text, too. Text that is not valid UTF-8 may be cut as well: a cut is before the first
+// byte of a character, so the text is valid if and only if all its segments are.
 type cutter struct {
 	before, after [256]uint8
 	raw           bool // the text is not normalized yet: cuts must be quiet too

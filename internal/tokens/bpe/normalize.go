@@ -57,15 +57,13 @@ func (c class) quiet() bool { return c&clsCompose == 0 && c>>classBits == 0 }
 // highBits are set in bytes that are not ASCII.
 const highBits = 0x8080808080808080
 
-// composeAt returns the offset of the first code point at or after i that NFC may change, move or
-// join to its neighbour, or that is not valid UTF-8, or len(s), also once stopped. s[:i] ends in a
-// starter or is empty.
+// composeAt returns the offset of the first code point at or after i that NFC may change, move or join to its
+// neighbour, or that is not valid UTF-8, or len(s), also once stopped. s[:i] ends in a starter or is empty.
 //
-// This is the quick check of UAX 15: text is in NFC if it has no code point with clsCompose and if
-// no mark follows one of a higher class. For then decomposing it and sorting only puts marks of
-// lower classes among the marks of a composed character. They are not second halves, so they join
-// nothing, and they block none of its marks, whose classes are higher: it composes again, and the
-// marks return to their order.
+// This is the quick check of UAX 15: text is in NFC if it has no code point with clsCompose and if no mark follows one
+// of a higher class. For then decomposing it and sorting only puts marks of lower classes among the marks of a composed
+// character. They are not second halves, so they join nothing, and they block none of its marks, whose classes are
+// higher: it composes again, and the marks return to their order.
 //
 // A second half is left alone, too, where it follows a starter that neither decomposes nor is a first
 // half, as in most text of Indian scripts: nothing comes between the two, so it joins nothing. A mark

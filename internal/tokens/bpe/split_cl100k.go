@@ -61,8 +61,7 @@ func (p wordSplit) next(s string, i int) int {
 //
 //	's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
-// With digits, each digit is cut out first (pre-tokenizer Digits), as StarCoder
-// and Command R do.
+// With digits, each digit is cut out first (pre-tokenizer Digits), as StarCoder and Command R do.
 type gpt2Split struct{ digits bool }
 
 func (p gpt2Split) split(s string, at int, ends []uint32) (int, int) {

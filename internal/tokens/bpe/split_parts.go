@@ -5,16 +5,14 @@ import (
 	"unicode/utf8"
 )
 
-// adjacency holds the pairs of characters that are adjacent in some token. No merge ever joins two
-// characters that are not such a pair, so a word may be cut between them and its parts merged
-// separately: parts are short, are often tokens themselves, and repeat where the word does not.
-// This pays because a word of Chinese text is a whole clause, and one of a SentencePiece model
-// includes punctuation.
+// adjacency holds the pairs of characters that are adjacent in some token. No merge ever joins two characters that are
+// not such a pair, so a word may be cut between them and its parts merged separately: parts are short, are often tokens
+// themselves, and repeat where the word does not. This pays because a word of Chinese text is a whole clause, and one
+// of a SentencePiece model includes punctuation.
 //
-// A merge across a place makes a token that contains the byte on either side of it. If the token
-// contains both characters whole, their pair is in ascii or in filter. If it contains only a part
-// of one, as byte-level tokens may, the pair of bytes is in split. False positives of the filter
-// cost only time.
+// A merge across a place makes a token that contains the byte on either side of it. If the token contains both
+// characters whole, their pair is in ascii or in filter. If it contains only a part of one, as byte-level tokens may,
+// the pair of bytes is in split. False positives of the filter cost only time.
 type adjacency struct {
 	ascii  [128][2]uint64
 	split  [64]uint64 // last byte (0x80-0xbf), first byte (0xc0-0xff)

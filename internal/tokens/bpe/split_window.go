@@ -6,9 +6,8 @@ import "math/bits"
 // byte and arithmetic on the sets instead of a branch per byte. Addition follows runs: adding the
 // first bit of a run of ones carries to the bit after it.
 //
-// A window starts at a word start. A word start is certain only if everything that it depends on
-// is within the window, so an uncertain word at the end is left to the next window, and non-ASCII
-// text to the splitter's own code.
+// A window starts at a word start. A word start is certain only if everything that it depends on is within the window,
+// so an uncertain word at the end is left to the next window, and non-ASCII text to the splitter's own code.
 const windowSize = 64
 
 // windowRules are the parameters, for ASCII, of a split pattern of the form

@@ -8,9 +8,8 @@ import (
 	"math/rand/v2"
 )
 
-// store caches the ids of texts in a fixed amount of memory and evicts the oldest first. A hit
-// compares the text itself, so a hash collision costs time but never causes a wrong result. It is
-// not safe for concurrent use.
+// store caches the ids of texts in a fixed amount of memory and evicts the oldest first. A hit compares the text
+// itself, so a hash collision costs time but never causes a wrong result. It is not safe for concurrent use.
 //
 // Invariant: textEnd and idsEnd count everything written since the last clear; an entry is live while its text
 // and ids are within the last len(text) bytes and len(ids) ids.

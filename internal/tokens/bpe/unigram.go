@@ -36,13 +36,11 @@ const singleLimit = 100000
 // maxPiece bounds the length of a token in bytes: a step of viterbi packs it with an id.
 const maxPiece = 1<<(32-packedID) - 1
 
-// byteTrie is a trie over bytes. The edges of the root and of its children are in an array by
-// parent and byte, since most steps are among them; another edge is a slot of an open-addressing
-// table.
+// byteTrie is a trie over bytes. The edges of the root and of its children are in an array by parent and byte, since
+// most steps are among them; another edge is a slot of an open-addressing table.
 //
-// Invariant: node b+1 is the child of the root for byte b. A slot has the parent node and the byte
-// in its upper half and the child in its lower half; 0 is empty. The table's size is a power of
-// two, at most half full.
+// Invariant: node b+1 is the child of the root for byte b. A slot has the parent node and the byte in its upper half
+// and the child in its lower half; 0 is empty. The table's size is a power of two, at most half full.
 type byteTrie struct {
 	near  []uint32 // by parent<<8|byte; 0: none
 	slots []uint64

@@ -54,9 +54,8 @@ const (
 
 // entry is one cached body, chat, message or prompt.
 //
-// Invariant: text, marks, ids and lists of hashes are append-only, so a slice taken under the
-// lock stays readable after it is released. The memory of an evicted chat or prompt is recycled
-// when its last reader leaves.
+// Invariant: text, marks, ids and lists of hashes are append-only, so a slice taken under the lock stays readable after
+// it is released. The memory of an evicted chat or prompt is recycled when its last reader leaves.
 type entry struct {
 	kind  kind
 	space uint64 // separates equal texts of different models

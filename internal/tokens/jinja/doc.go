@@ -1,21 +1,18 @@
-// Package jinja renders chat templates exactly as Python's Jinja2 3.1.6 does in
-// the environment that transformers gives it: an immutable sandbox with
-// trim_blocks, lstrip_blocks, loop controls, the generation tag, tojson without
-// HTML escapes, raise_exception and strftime_now.
+// Package jinja renders chat templates exactly as Python's Jinja2 3.1.6 does in the environment that transformers gives
+// it: an immutable sandbox with trim_blocks, lstrip_blocks, loop controls, the generation tag, tojson without HTML
+// escapes, raise_exception and strftime_now.
 //
 //	tpl, err := jinja.Compile(source)
 //	body, err := jinja.ParseJSON(request)
 //	vars, _ := body.AsDict()
 //	prompt, err := tpl.Render(nil, vars, jinja.Env{Now: time.Now()})
 //
-// A template is compiled once to closures over slots (symbols.go resolves names by the rules of
-// jinja2.idtracking) and may then be rendered by many goroutines. Where Python raises, Render
-// returns an *Error of the same class.
+// A template is compiled once to closures over slots (symbols.go resolves names by the rules of jinja2.idtracking) and
+// may then be rendered by many goroutines. Where Python raises, Render returns an *Error of the same class.
 //
-// The engine implements the part of Jinja2 that about 240 published chat templates use, plus
-// closely related features that cost little. Compile rejects everything else with an *Error of
-// class Unsupported that names the construct, line and column (subset.go); Render does so for
-// what depends on values.
+// The engine implements the part of Jinja2 that about 240 published chat templates use, plus closely related features
+// that cost little. Compile rejects everything else with an *Error of class Unsupported that names the construct, line
+// and column (subset.go); Render does so for what depends on values.
 //
 //   - Tags: for (with if and else, not recursive), if, set (values and blocks),
 //     macro, call (MiniCPM3), filter (firefunction), break, continue, generation, raw.
@@ -40,7 +37,6 @@
 // Templates are not trusted: nesting, steps, memory and output are bounded (Env), and a bug in
 // the engine becomes an error.
 //
-// Known difference: a slice of a constant that does not support slicing, such as 1[2:], is an
-// error; Jinja2 folds it to an Undefined at compile time. Letters and cases follow the Unicode
-// version of Go's tables, and strftime the C locale.
+// Known difference: a slice of a constant that does not support slicing, such as 1[2:], is an error; Jinja2 folds it to
+// an Undefined at compile time. Letters and cases follow the Unicode version of Go's tables, and strftime the C locale.
 package jinja

@@ -65,8 +65,7 @@ func compileRequestTemplate(source string) (*template, error) {
 	return t, err
 }
 
-// templateCache is an LRU cache of compiled request-supplied templates. It is safe for concurrent
-// use.
+// templateCache is an LRU cache of compiled request-supplied templates. It is safe for concurrent use.
 //
 // Invariant: bytes is the length of all keys and at most keptTemplates.
 type templateCache struct {
