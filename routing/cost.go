@@ -11,13 +11,6 @@ import (
 // decoding costs too.
 const shortPrompt, repeated, batch = 256, 64, 128
 
-// workerSum is the load of a worker's candidates.
-type workerSum struct {
-	queue, active, ranks int64
-	// at is the index of the worker's candidate in the first phase, plus one.
-	at int32
-}
-
 // gate reports whether overlaps count: the best one must be strictly above the threshold.
 func (d *decision) gate() bool {
 	g := &d.req.policy.Gate
@@ -41,10 +34,6 @@ func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 		}
 		denominator = max(sum, prompt, 1)
 	}
-	var sums []workerSum
-	if w.Blend > 0 {
-		sums = d.sumWorkers(cands)
-	}
 	missPrice := w.Miss * (1 - d.returning/2)
 	if d.returning > 0 {
 		d.ex.sayf("cost", "a miss costs %.1f: %.0f %% of the requests continue a conversation", missPrice, 50*(1+d.returning/d.req.policy.Returning))
@@ -62,11 +51,6 @@ func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 			miss = prompt
 		}
 		queue, active := float64(c.queue)+heldPart*d.returning*float64(c.held), float64(c.active)
-		if w.Blend > 0 {
-			s := &sums[c.worker]
-			queue += w.Blend * (float64(s.queue)/float64(s.ranks) - float64(c.queue))
-			active += w.Blend * (float64(s.active)/float64(s.ranks) - active)
-		}
 		work := float64(c.work)
 		requests := requestPrice*active - spared*min(active, cheap)
 		share := w.WorkShare * work * prompt / denominator / c.speed
@@ -76,18 +60,6 @@ func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 			c.cost = missPrice*miss + w.KV*float64(c.kv) + requests/c.speed + share
 		}
 	}
-}
-
-func (d *decision) sumWorkers(cands []candidate) []workerSum {
-	sums := d.r.perWorker
-	clear(sums)
-	for i := range cands {
-		s := &sums[cands[i].worker]
-		s.queue += cands[i].queue
-		s.active += cands[i].active
-		s.ranks++
-	}
-	return sums
 }
 
 // firstPhase chooses a worker. It returns true if that decided; otherwise it keeps only the ranks of the chosen worker.
@@ -102,18 +74,18 @@ func (d *decision) firstPhase() bool {
 			return false
 		}
 	}
-	sums := d.sumWorkers(d.cands)
+	places := d.r.perWorker // of a worker among workers, plus one
+	clear(places)
 	workers, cursor := d.r.workerCands[:0], d.out.models.cursor[d.req.leg]
 	for i := range d.cands {
 		c := d.cands[i]
-		s := &sums[c.worker]
-		if s.at == 0 {
+		if places[c.worker] == 0 {
 			c.row = -1
 			workers = append(workers, c)
-			s.at = int32(len(workers))
+			places[c.worker] = int32(len(workers))
 			continue
 		}
-		w := &workers[s.at-1]
+		w := &workers[places[c.worker]-1]
 		if w.pos < cursor && cursor <= c.pos {
 			w.pos = c.pos // a round robin goes on with this rank
 		}
@@ -162,17 +134,13 @@ func (c *candidate) then(by Then) float64 {
 	}
 }
 
-// least takes the candidate of least cost, or draws one by temperature.
+// least takes the candidate of least cost.
 func (d *decision) least(cands []candidate) {
 	p := &d.req.policy.Pick
 	if d.unreported {
 		d.out.degraded = DegradedNoReport
 		d.ex.sayf("pick", "round robin: a target has no fresh report")
 		d.take(d.nextInTurn(cands, func(*candidate) bool { return true }), ViaCost)
-		return
-	}
-	if p.Temperature > 0 {
-		d.take(d.draw(cands, p.Temperature), ViaCost)
 		return
 	}
 	cost, then := math.Inf(1), math.Inf(1)
@@ -229,24 +197,4 @@ func (d *decision) seed() uint64 {
 		return hashString(1, d.q.Conversation) ^ d.r.config.HashSeed
 	}
 	return hashString(2, d.q.ID) ^ d.r.config.HashSeed
-}
-
-// draw is a softmax over costs scaled to their spread.
-func (d *decision) draw(cands []candidate, temperature float64) *candidate {
-	least, most := math.Inf(1), math.Inf(-1)
-	for i := range cands {
-		least, most = min(least, cands[i].cost), max(most, cands[i].cost)
-	}
-	spread := max(most-least, 1e-9) * temperature
-	sum := 0.0
-	for i := range cands {
-		sum += math.Exp(-(cands[i].cost - least) / spread)
-	}
-	rest := unit(d.seed()) * sum
-	for i := range cands {
-		if rest -= math.Exp(-(cands[i].cost - least) / spread); rest < 0 {
-			return &cands[i]
-		}
-	}
-	return &cands[len(cands)-1]
 }

@@ -18,6 +18,3 @@ func hashString(seed uint64, s string) uint64 {
 	}
 	return mix(h ^ uint64(len(s)))
 }
-
-// unit maps a hash to [0, 1).
-func unit(h uint64) float64 { return float64(h>>11) / (1 << 53) }

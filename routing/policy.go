@@ -153,9 +153,6 @@ type Cost struct {
 	Repeat float64 `json:"repeat" yaml:"repeat"`
 	// WorkShare is the price of the target's share of all work, in prompts. 0 to 100.
 	WorkShare float64 `json:"work_share" yaml:"work_share"`
-	// Blend is how far a rank's queue and requests are replaced by the mean over its
-	// worker's ranks: 1 where they share one batch, 0 where each has its own.
-	Blend float64 `json:"blend" yaml:"blend"`
 	// Transfers counts requests whose KV cache is in transfer from here.
 	Transfers bool `json:"transfers" yaml:"transfers"`
 	// Reported takes requests from the engines' reports alone (running + waiting).
@@ -176,9 +173,6 @@ type Pick struct {
 	// Seed is what random ties are seeded with: request, or conversation (a request
 	// without one falls back to its id), which makes them a consistent hash.
 	Seed Seed `json:"seed" yaml:"seed"`
-	// Temperature draws with probability exp(-(cost-least)/(T*(greatest-least)));
-	// 0 takes the least. 0 to 10. No measured workload gains from it.
-	Temperature float64 `json:"temperature" yaml:"temperature"`
 }
 
 // Then is the second key of the pick.
@@ -244,7 +238,6 @@ func (p *Policy) check(prefix string, ps *problems) {
 		{"returning", p.Returning, 0, 1},
 		{"cap.multiplier", p.Cap.Multiplier, 1, 1e6},
 		{"cap.hard", float64(p.Cap.Hard), 0, huge},
-		{"pick.temperature", p.Pick.Temperature, 0, 10},
 		{"limits.max_active", float64(p.Limits.MaxActive), 0, huge},
 		{"limits.max_queue", float64(p.Limits.MaxQueue), 0, math.MaxInt64},
 		{"limits.max_kv_usage", p.Limits.MaxKVUsage, 0, 1},
@@ -265,7 +258,6 @@ func (c *Cost) check(prefix string, ps *problems) {
 		{"repeat", c.Repeat, 0, 1},
 		{"active_share", c.ActiveShare, 0, 10},
 		{"work_share", c.WorkShare, 0, 100},
-		{"blend", c.Blend, 0, 1},
 		{"speculative", c.Speculative, 0, 1},
 	})
 	for i, credit := range c.Tiers {

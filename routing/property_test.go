@@ -62,7 +62,6 @@ func drawConfig(t *rapid.T) Config {
 	cfg.Disagg.Mode = rapid.SampledFrom([]DisaggMode{ModeOff, ModeThreshold, ModeConditional, ModeCost}).Draw(t, "mode")
 	cfg.Policy.Cap.Hard = int64(rapid.IntRange(0, 6).Draw(t, "hard"))
 	cfg.Policy.Limits.MaxQueue = int64(rapid.SampledFrom([]int{0, 30000}).Draw(t, "maxQueue"))
-	cfg.Policy.Pick.Temperature = rapid.SampledFrom([]float64{0, 0, 0.2}).Draw(t, "temperature")
 	cfg.Unmet = rapid.SampledFrom([]Unmet{UnmetRoute, UnmetQueue}).Draw(t, "unmet")
 	cfg.MaxConversations = rapid.IntRange(1, 15).Draw(t, "conversations")
 	cfg.MaxPrefixBlocks = rapid.IntRange(1, 40).Draw(t, "prefixBlocks")

@@ -52,7 +52,7 @@ type Router struct {
 	overlaps    []Overlap
 	cands       []candidate
 	workerCands []candidate
-	perWorker   []workerSum
+	perWorker   []int32
 	freeWorkers []int32
 }
 

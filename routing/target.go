@@ -345,7 +345,7 @@ func (r *Router) workerNumber(name string) int32 {
 	if k := len(r.freeWorkers); k > 0 {
 		n, r.freeWorkers = r.freeWorkers[k-1], r.freeWorkers[:k-1]
 	} else {
-		r.perWorker = append(r.perWorker, workerSum{})
+		r.perWorker = append(r.perWorker, 0)
 	}
 	r.workers[name] = workerEntry{number: n, ranks: 1}
 	return n

@@ -22,6 +22,11 @@ import (
 // each section with workers; in a workers file paths begin with [].
 var renamed = map[string]string{"workers.kubernetes.pool": "pools"}
 
+// removed maps keys that have no effect any more, with their sections, to what is said of them.
+var removed = map[string]string{"pick.temperature": noGain, "cost.blend": noGain, "worker_cost.blend": noGain}
+
+const noGain = "no measured workload gained from it"
+
 // maxAliases bounds the YAML aliases of a file, because they may multiply its content.
 const maxAliases = 10_000
 
@@ -163,6 +168,12 @@ func (d *decoder) decodeStruct(n ast.Node, v reflect.Value, path string) {
 		at := join(path, e.key)
 		d.at[at] = e.place
 		field, rules, known := fieldByKey(v, e.key)
+		if why := removed[path[strings.LastIndexByte(path, '.')+1:]+"."+e.key]; why != "" {
+			if s, err := scalar(d.resolve(e.value, at)); err != nil || s != "" && s != "0" { // older versions of "kvlane config" print unset keys
+				d.note(at, "has no effect: %s", why)
+			}
+			continue
+		}
 		if name := renamed[index.ReplaceAllString(at, "[]")]; !known && name != "" {
 			to := join(path, name)
 			if s, err := scalar(d.resolve(e.value, at)); err == nil && s == "" {

@@ -172,6 +172,17 @@ func TestOneOldKeyIsAListNow(t *testing.T) {
 	}
 }
 
+// Keys of features that are gone are read, with a warning where they stand.
+func TestRemovedKeys(t *testing.T) {
+	_, d, err := parse("k.yaml", []byte("routing: {policy: {cost: {blend: 0.5}, pick: {temperature: 0}}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := d.warnings.Error(), "k.yaml:1:27: routing.policy.cost.blend: has no effect: "+noGain; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 // Each entry maps a key that no longer exists to one that does.
 func TestTheTableOfOldNames(t *testing.T) {
 	exists := func(path string) bool {
