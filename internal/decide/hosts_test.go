@@ -196,6 +196,10 @@ func TestNoClientNamesAPeerWithoutAConnector(t *testing.T) {
 		"partial, unknown":     {path: "/invocations", body: `{"model":"demo",%s`, partial: true},
 		"deep and good":        {path: "/v1/completions", body: `{"model":"demo","prompt":"\u00e9","sampling_params":{},"y":` + deep + `}`, passes: true},
 		"partial and good":     {path: "/generate", body: `{"text":"\u00e9","sampling_params":{}`, partial: true, passes: true},
+		"deep, a spaced id":    {path: "/invocations", body: `{"y":` + deep + `,"request_id" :` + "\n" + ` "a___decode_\u0061ddr_evil:1"}`},
+		"UTF-16 with U+2200":   {path: "/invocations", body: strings.Join(strings.Split(`{"a":"`, ""), "\x00") + "\x00\x00\x22" + strings.Join(strings.Split(`","encoder_urls":"evil"}`, ""), "\x00") + "\x00"},
+		"deep, of hosts only":  {path: "/v1/completions", body: `{"model":"demo","prompt":"sock_addr_in bootstrap_x \\u0061 \"encoder_urls\": {\"kv_hints\":1}, name*","y":` + deep + `,"request_id":"a"}`, passes: true},
+		"partial, of hosts":    {path: "/v1/completions", body: `{"model":"demo","stop":["\\"],"prompt":"\"rid\":\"_addr_\", kv_transfer_params: `, partial: true, passes: true},
 		"good, of unknown API": {path: "/invocations", body: `{"prompt":"\u00e9"}`, passes: true},
 	} {
 		for _, engine := range []string{"vllm", "sglang", "trtllm"} {

@@ -19,6 +19,8 @@ import (
 func (j *job) match(in *input, t *tokens) {
 	d, s := j.d, j.s
 	s.hashes, s.overlaps, s.prefix, s.others = s.hashes[:0], s.overlaps[:0], s.prefix[:0], nil
+	others := t.others
+	t.others = nil // a request that waits does not keep them
 	j.cacheReads = shape.EntireCache
 	if in.known && in.model != nil {
 		use := in.model.Engine.CacheUse(in.body)
@@ -26,7 +28,7 @@ func (j *job) match(in *input, t *tokens) {
 		switch {
 		case use.Reads == 0:
 			j.entry.Cache = "unread"
-		case use.Reads < t.count:
+		case use.Reads < t.count && (!t.batch || use.Reads < int64(t.n)):
 			j.entry.Cache = "read_in_part"
 		}
 		if use.NotStored {
@@ -46,13 +48,11 @@ func (j *job) match(in *input, t *tokens) {
 	} else {
 		s.hashes = hasher.AppendHashesExtra(s.hashes, seed, t.ids, block, nil, fleet.Media(t.media))
 	}
-	for _, o := range t.others { // the blocks that it shares with prompts before it are computed once
-		shared := int(min(int64(min(o.Shared, len(o.IDs)-1)), j.cacheReads)) / block * block
+	for _, o := range others { // the blocks that it shares with prompts before it are computed once
+		shared := int(min(int64(min(o.Shared, max(0, len(o.IDs)-1))), j.cacheReads)) / block * block
 		t.count -= int64(shared)
-		hashes := hasher.AppendHashes(nil, seed, o.IDs, block)
-		s.others = append(s.others, other{fleet.Prompt{Hashes: hashes, Tokens: len(o.IDs), Made: t.made}, int32(shared)})
+		s.others = append(s.others, other{fleet.Prompt{Hashes: hasher.AppendHashes(nil, seed, o.IDs, block), Tokens: len(o.IDs), Made: t.made}, int32(shared)})
 	}
-	t.others = nil
 	j.took(observe.StageHash)
 	if len(s.hashes) == 0 && s.others == nil {
 		j.degraded = cmp.Or(j.degraded, degradedShortPrompt)

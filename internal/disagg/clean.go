@@ -2,6 +2,7 @@ package disagg
 
 import (
 	"bytes"
+	"encoding/json"
 	"slices"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -59,13 +60,42 @@ var peerFields = slices.Clip([]body.Field{
 	body.FieldEncoderURLs, body.FieldNeedWaitForMMInputs, body.FieldNumItemsAssigned, body.FieldKVHints,
 })
 
-var named = []string{"transfer_params", "disaggregated_", "bootstrap_", "encoder_urls", "_mm_inputs", "num_items_", "kv_hints", "worker_ipc", "_addr_",
-	`\u005f`, `\u005F`, `\u006`, `\u007`, "vllm_xargs", " name*"}
+var named = []string{"transfer_params", "disaggregated_", "bootstrap_", "encoder_urls", "_mm_inputs", "num_items_", "kv_hints", "worker_ipc", "vllm_xargs"}
 
-// MayName reports whether a body that cannot be parsed, or is not whole, might have one of these parameters, in UTF-16 too.
+// MayName reports whether a body that cannot be parsed, or is not whole, might have one of these parameters: a key with such a
+// name, or a request id with an address. Texts may contain these names, but not in UTF-16, whose strings are not looked for.
 func MayName(raw []byte) bool {
-	raw = bytes.ReplaceAll(raw, []byte{0}, nil)
-	return slices.ContainsFunc(named, func(part string) bool { return bytes.Contains(raw, []byte(part)) })
+	has := func(text []byte) bool {
+		return slices.ContainsFunc(named, func(part string) bool { return bytes.Contains(text, []byte(part)) })
+	}
+	if bytes.IndexByte(raw, 0) >= 0 {
+		raw = bytes.ReplaceAll(raw, []byte{0}, nil)
+		return has(raw) || namesAddress(string(raw)) || bytes.Contains(raw, []byte(`\u00`))
+	}
+	id := false // the last key is that of a request id
+	for at := bytes.IndexByte(raw, '"'); at >= 0; at = bytes.IndexByte(raw, '"') {
+		raw = raw[at+1:]
+		end := 0
+		for end < len(raw) && raw[end] != '"' {
+			if end++; raw[end-1] == '\\' {
+				end++
+			}
+		}
+		text := raw[:min(end, len(raw))]
+		raw = raw[min(end+1, len(raw)):]
+		if key := bytes.HasPrefix(bytes.TrimLeft(raw, " \t\r\n"), []byte{':'}); key || id {
+			if bytes.IndexByte(text, '\\') >= 0 {
+				var decoded string
+				_ = json.Unmarshal(slices.Concat([]byte{'"'}, text, []byte{'"'}), &decoded) // engines refuse what is none
+				text = []byte(decoded)
+			}
+			if key && has(text) || !key && namesAddress(string(text)) {
+				return true
+			}
+			id = key && (string(text) == body.FieldRequestID.String() || string(text) == "rid")
+		}
+	}
+	return false
 }
 
 // cleanParams keeps prompt_token_ids, which replace a prompt and carry no address.

@@ -76,6 +76,17 @@ func FuzzClean(f *testing.F) {
 		if err != nil || !json.Valid(raw) {
 			return
 		}
+		var named map[string]any
+		if json.Unmarshal(raw, &named) == nil && !MayName(raw) {
+			for _, key := range []string{kvParams, "ec_transfer_params", "disaggregated_params", "bootstrap_host", "encoder_urls", "http_worker_ipc", "kv_hints"} {
+				if _, ok := named[key]; ok {
+					t.Fatalf("%q: %s is not found in the unread body", raw, key)
+				}
+			}
+			if id, _ := named["request_id"].(string); namesAddress(id) {
+				t.Fatalf("%q: the address in the id is not found in the unread body", raw)
+			}
+		}
 		for _, p := range protocols {
 			leg := &Leg{Edits: p.Local(req)}
 			out, err := leg.Body(context.Background(), req)
