@@ -100,7 +100,7 @@ test-unit: envoy $(GOTESTSUM) ## The part of it without ./e2e
 
 test-e2e: envoy $(GOTESTSUM) ## The part of it in ./e2e
 	@mkdir -p $(RERUNS); rm -f $(RERUNS)/e2e
-	$(RACE) $(GOTESTSUM) $(call RERUN,e2e) --packages ./e2e -- $(RACE_FLAGS) $(UNRACED) -timeout 40m
+	$(RACE) $(GOTESTSUM) $(call RERUN,e2e) --packages ./e2e -- $(RACE_FLAGS) $(UNRACED) -timeout 55m
 
 # `make lint` runs the whole of vet, tests included. The tests of ./e2e run alone. gotestsum lists what was skipped and why.
 # All have the same flags for compress/flate: with others, all that depends on it would be compiled again.
