@@ -84,7 +84,7 @@ $(ENVOY_WHEEL):
 PROCESSES := cmd/.* e2e/.* envoy extproc internal/decide internal/fleet internal/lab/.* internal/peers internal/replicas internal/workers.* kvindex/feed.*
 RERUNS    := out/reruns
 RERUN      = --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --rerun-fails-report=$(RERUNS)/$(1)
-packages   = "$$(go list ./... | sed -n 's,^github.com/kvlane/kvlane/,./,p' | grep -Ev '^./(e2e|internal/tokens/bpe)$$' | grep -Ex $(1) './($(subst $() ,|,$(PROCESSES)))' | xargs)"
+packages   = "$$(go list ./... | sed -n 's,^github.com/kvlane/kvlane/,./,p' | grep -Ev '^./(e2e|internal/tokens/(bpe|body))$$' | grep -Ex $(1) './($(subst $() ,|,$(PROCESSES)))' | xargs)"
 
 .PHONY: test test-unit test-e2e
 test: test-unit test-e2e ## Passes everything: unit, property and story tests, race detector, end to end on the real Envoy
@@ -94,7 +94,7 @@ test-unit: envoy $(GOTESTSUM) ## The part of it without ./e2e
 	$(GOTESTSUM) --packages './internal/tokens/bpe ./internal/lab/replay ./internal/replicas' -- -vet=off -run '^($(SERIAL)|$(LONE))$$'
 	$(GOTESTSUM) $(call RERUN,cost) --packages ./internal/decide -- -vet=off -run '^Test(CostOf|MemoryOfADecision$$)'
 	$(GOTESTSUM) --packages ./internal/lab/simulate -- -vet=off
-	$(RACE) $(GOTESTSUM) --packages ./internal/tokens/bpe -- $(RACE_FLAGS) -skip '^($(SERIAL))$$' -timeout 20m
+	$(RACE) $(GOTESTSUM) --packages './internal/tokens/bpe ./internal/tokens/body' -- $(RACE_FLAGS) -skip '^($(SERIAL))$$' -timeout 20m
 	$(RACE) $(GOTESTSUM) --packages $(call packages,-v) -- $(RACE_FLAGS) $(UNRACED) -timeout 20m
 	$(RACE) $(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- $(RACE_FLAGS) $(UNRACED) -skip '^($(LONE))$$' -timeout 20m
 
@@ -107,8 +107,8 @@ test-e2e: envoy $(GOTESTSUM) ## The part of it in ./e2e
 RACE       := CGO_ENABLED=1
 RACE_FLAGS := -race -vet=off -gcflags=compress/flate=-race=false
 # Under the race detector a tokenizer takes 6 s of processor time to load, and without it in these packages 1 s. Most tests load
-# one. The tests of bpe itself run under the detector.
-UNRACED := -gcflags=github.com/kvlane/kvlane/internal/tokens/bpe=-race=false
+# one. The tests of bpe and body themselves run under the detector.
+UNRACED := $(foreach p,bpe body,-gcflags=github.com/kvlane/kvlane/internal/tokens/$(p)=-race=false)
 
 # TestCostOf* compare processor time and TestMemoryOfADecision allocations, which the race detector distorts: they run without it.
 # The simulation runs without it, and a few of its seeds with it. LONE are simulations of one goroutine each, and a test of 100,000 stored bindings.
