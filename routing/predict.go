@@ -9,10 +9,9 @@ import (
 //
 //	what it has yet to compute + base + a*miss + b*pairs + (c + d*miss)*context + e*mates
 //
-// and what later requests add in the mean. Pairs are the tokens that attention reads for those of
-// the miss, and context is the prompt tokens of the target's requests. An engine computes in steps:
-// each costs base + c*context. mates is what steps take longer if each lasts as long as that of
-// the worker's busiest rank. The time per output token is
+// and what later requests add in the mean. Pairs are the tokens that attention reads for those of the miss, and context
+// is the prompt tokens of the target's requests. An engine computes in steps: each costs base + c*context. mates is
+// what steps take longer if each lasts as long as that of the worker's busiest rank. The time per output token is
 //
 //	(base + a*requests + b*context) / (1 - the share of time that prefill takes)
 //

@@ -222,3 +222,48 @@ func TestNoClientNamesAPeerWithoutAConnector(t *testing.T) {
 		}
 	}
 }
+
+// vLLM reads vllm_xargs from forms, too. These are not edited: one that has the field, or might have it, is refused.
+func TestNoFormNamesAPeer(t *testing.T) {
+	const (
+		file  = "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\nContent-Type: audio/wav\r\n\r\nRIFF\x00\xff\r\n"
+		field = "--b\r\ncontent-disposition: form-data; %s\r\n\r\n" + `{"kv_transfer_params":"evil"}` + "\r\n"
+		last  = "--b--\r\n"
+		form  = "multipart/form-data; boundary=b"
+	)
+	with := newPoolsServing(t, "nixl", "", nil).Decider
+	without := newBench(t, "", worker("a", 0)).Decider
+	trusting := newBench(t, "disagg: {trust_client_params: true}\n", worker("a", 0)).Decider
+	for name, c := range map[string]struct {
+		kind, body string
+		partial    bool
+		refused    bool
+	}{
+		"the field":            {kind: form, body: file + fmt.Sprintf(field, `name="vllm_xargs"`) + last, refused: true},
+		"without quotes":       {kind: form, body: fmt.Sprintf(field, `x=1; name=vllm_xargs`) + file + last, refused: true},
+		"another name":         {kind: form, body: file + fmt.Sprintf(field, `name="prompt"`) + last},
+		"an encoded name":      {kind: form, body: file + fmt.Sprintf(field, `name*=utf-8''vllm%5Fxargs`) + last, refused: true},
+		"a name in pieces":     {kind: form, body: file + fmt.Sprintf(field, `name*0="vllm_"; name*1="xargs"`) + last, refused: true},
+		"a file's name":        {kind: form, body: strings.Replace(file, `filename="a.wav"`, `filename*=utf-8''%C3%A9.wav`, 1) + last},
+		"UTF-7":                {kind: "multipart/form-data; Charset=utf-7; boundary=b", body: file + fmt.Sprintf(field, `name="vllm+AF8-xargs"`) + last, refused: true},
+		"two encodings":        {kind: "multipart/form-data; charset=UTF-8; charset=utf-7; boundary=b", body: file + fmt.Sprintf(field, `name="vllm+AF8-xargs"`) + last, refused: true},
+		"UTF-8":                {kind: `Multipart/Form-Data; charset="UTF-8"; boundary=b`, body: file + last},
+		"a boundary like JSON": {kind: "multipart/form-data; boundary=json", body: strings.ReplaceAll(file+fmt.Sprintf(field, `name="vllm_xargs"`)+last, "--b", "--json"), refused: true},
+		"the beginning":        {kind: form, body: fmt.Sprintf(field, `name="vllm_xargs"`), partial: true, refused: true},
+	} {
+		for _, path := range []string{"/v1/audio/transcriptions", "/v1/audio/translations", "/other"} {
+			for b, refused := range map[*Decider]bool{with: c.refused, without: c.refused, trusting: false} {
+				r := &extproc.Request{ID: "r", Method: "POST", Path: path, Body: []byte(c.body), Headers: []extproc.Header{{Name: "content-type", Value: c.kind}}, Partial: c.partial}
+				d := b.Decide(t.Context(), r)
+				if got := d.Reject != nil && d.Reject.Status == 400; got != refused || d.Body != nil {
+					t.Errorf("%s, %s: got %+v and body %q, want refused %v", name, path, d.Reject, d.Body, refused)
+				}
+				end(&d, 200)
+			}
+		}
+	}
+	r := &extproc.Request{ID: "r", Method: "POST", Path: "/v1/audio/transcriptions", Body: []byte(file), Headers: []extproc.Header{{Name: "content-type", Value: form}}, Partial: true}
+	if d := with.Decide(t.Context(), r); d.Reject == nil {
+		t.Error("a beginning that names none goes on with a connector, want it refused: the rest is not seen")
+	}
+}

@@ -153,25 +153,25 @@ func (j *job) readUnknown() (*input, error) {
 		return nil, j.fail(400, "kvlane_tenant_not_salted", "this API is not known to separate the caches of tenants (tenants.required)")
 	}
 	_, upgrades := j.r.Header("upgrade") // a content-type of the upgrade request says nothing about what the WebSocket carries
-	if kind, _ := j.r.Header("content-type"); !j.d.guarded() && j.d.cfg.Disagg.Trust || kind != "" && !upgrades && !strings.Contains(strings.ToLower(kind), "json") {
+	kind, _ := j.r.Header("content-type")
+	if kind = strings.ToLower(kind); strings.Contains(kind, "form") && !j.d.cfg.Disagg.Trust && (j.r.Partial && j.d.legs != nil || disagg.FormMayName(kind, j.r.Body)) {
+		return nil, j.fail(400, "kvlane_unread_body", "vllm_xargs of a form might name hosts to an engine: leave it out, and every charset but UTF-8")
+	}
+	if len(j.r.Body) == 0 && !j.r.Partial || !j.d.guarded() && j.d.cfg.Disagg.Trust || kind != "" && !upgrades && !strings.Contains(kind, "json") {
 		return &input{}, nil
 	}
-	if j.r.Partial || len(j.r.Body) == 0 {
-		if !j.r.Partial {
-			return &input{}, nil
-		}
+	if j.r.Partial {
 		return &input{}, j.unread("its body is not here whole")
 	}
 	req, err := body.Parse(body.Unknown, j.r.Body)
 	if unread, ok := errors.AsType[*body.UnreadError](err); ok {
 		return &input{}, j.unread(unread.Reason)
 	}
-	in := &input{}
-	if err == nil { // engines refuse other bodies, too
-		in.body = req
-		return in, j.readTenant(in)
+	if err != nil { // engines refuse such bodies, too
+		return &input{}, nil
 	}
-	return in, nil
+	in := &input{body: req}
+	return in, j.readTenant(in)
 }
 
 // findStored reads the id of the answer that a request continues, reads or cancels. Where tenants are

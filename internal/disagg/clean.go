@@ -3,7 +3,9 @@ package disagg
 import (
 	"bytes"
 	"encoding/json"
+	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
@@ -20,7 +22,10 @@ func (p *Protocol) clean(r *body.Request) []body.Edit {
 func Clean(r *body.Request) []body.Edit { return clean(r, false) }
 
 func clean(r *body.Request, everyID bool) []body.Edit {
-	edits, fields := cleanID(r, everyID), peerFields
+	edits, fields := []body.Edit(nil), peerFields
+	if id := body.FieldRequestID; r.Span(id).Present() && (everyID || namesAddress(r.Text(id))) { // vLLM uses it without a header, for responses always
+		edits = append(edits, remove(id.String()))
+	}
 	if r.Span(body.FieldKVTransferParams).Present() {
 		edits = append(edits, cleanParams(r.Raw(body.FieldKVTransferParams))...)
 	}
@@ -96,6 +101,15 @@ func MayName(raw []byte) bool {
 		}
 	}
 	return false
+}
+
+var plain = regexp.MustCompile(`charset="?(utf-8|us-ascii|iso-8859-1)`)
+
+// FormMayName is MayName for a form of a lower-case content type: vLLM reads vllm_xargs from audio forms. In encodings other than
+// those above, and in names that a * continues or encodes, it might be spelled in another way.
+func FormMayName(kind string, raw []byte) bool {
+	return strings.Count(kind, "charset") > len(plain.FindAllString(kind, -1)) || bytes.Contains(raw, []byte(body.FieldVLLMXArgs.String())) ||
+		bytes.Count(raw, []byte("name*")) > bytes.Count(raw, []byte("filename*"))
 }
 
 // cleanParams keeps prompt_token_ids, which replace a prompt and carry no address.

@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"mime"
+	"mime/multipart"
+	"strings"
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -104,6 +107,31 @@ func FuzzClean(f *testing.F) {
 			}
 			if got := reaches(req.API, doc); len(got) > 0 {
 				t.Fatalf("%s, %v: %q became %q, which has %v, want none of it", p.Name, req.API, raw, out, got)
+			}
+		}
+	})
+}
+
+// A form in which a reader of forms finds the field is found.
+func FuzzFormMayName(f *testing.F) {
+	for _, head := range []string{`name="vllm_xargs"`, "name=vllm_xargs", "name*=utf-8''vllm%5Fxargs", `name*0="vllm_"; name*1=xargs`, `filename*=utf-8''a; name="vllm_xargs"`} {
+		f.Add("multipart/form-data; boundary=b", []byte("--b\r\nContent-Disposition: form-data; "+head+"\r\n\r\n{}\r\n--b--\r\n"))
+	}
+	f.Fuzz(func(t *testing.T, kind string, raw []byte) {
+		if FormMayName(strings.ToLower(kind), raw) {
+			return
+		}
+		_, params, err := mime.ParseMediaType(kind)
+		if err != nil {
+			return
+		}
+		for parts := multipart.NewReader(bytes.NewReader(raw), params["boundary"]); ; {
+			part, err := parts.NextRawPart()
+			if err != nil {
+				return
+			}
+			if part.FormName() == "vllm_xargs" {
+				t.Fatalf("a reader finds the field in %q of type %q", raw, kind)
 			}
 		}
 	})

@@ -70,9 +70,7 @@ func toPeer(x *Exchange, s *Side) []body.Edit {
 	return append(edits, remoteRank(s)...)
 }
 
-func transferID(x *Exchange) body.Edit {
-	return setText("tx"+x.Unique.Text, kvParams, "transfer_id")
-}
+func transferID(x *Exchange) body.Edit { return setText("tx"+x.Unique.Text, kvParams, "transfer_id") }
 
 // remoteRank returns the rank of the other side, if it has several.
 func remoteRank(s *Side) []body.Edit {

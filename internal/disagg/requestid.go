@@ -1,10 +1,6 @@
 package disagg
 
-import (
-	"strings"
-
-	"github.com/kvlane/kvlane/internal/tokens/body"
-)
+import "strings"
 
 // namesAddress reports whether an engine could read an address from a request id: vLLM's P2pNccl
 // and MoRIIO connectors search "___prefill_addr_H:P___decode_addr_H:P_<uuid>" anywhere in it.
@@ -31,13 +27,4 @@ func RequestIDs(connector string, trust bool) func(client string) string {
 		}
 		return client
 	}
-}
-
-// cleanID removes the request id from the body: vLLM uses it in the absence of a header, and on
-// /v1/responses in any case. Without an id vLLM generates one.
-func cleanID(r *body.Request, every bool) []body.Edit {
-	if r.Span(body.FieldRequestID).Present() && (every || namesAddress(r.Text(body.FieldRequestID))) {
-		return []body.Edit{remove(body.FieldRequestID.String())}
-	}
-	return nil
 }

@@ -217,9 +217,7 @@ func (e *editor) next(i int) int {
 func (c *change) deletes() bool { return c.leaf && c.raw == nil && len(c.in) == 0 }
 
 // makes reports whether the change creates a missing member.
-func (c *change) makes() bool {
-	return c.leaf && c.raw != nil || anySets(c.in)
-}
+func (c *change) makes() bool { return c.leaf && c.raw != nil || anySets(c.in) }
 
 func anySets(edits []Edit) bool {
 	return slices.ContainsFunc(edits, func(e Edit) bool { return e.raw != nil })

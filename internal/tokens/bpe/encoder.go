@@ -139,11 +139,7 @@ func (w *watch) look() bool {
 }
 
 // bytesOf returns the bytes of s, which must not be modified.
-func bytesOf(s string) []byte {
-	return unsafe.Slice(unsafe.StringData(s), len(s))
-}
+func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }
 
 // stringOf returns b as a string that is valid only until b is modified.
-func stringOf(b []byte) string {
-	return unsafe.String(unsafe.SliceData(b), len(b))
-}
+func stringOf(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

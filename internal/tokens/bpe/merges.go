@@ -123,9 +123,7 @@ func (m *merges) putNear(pair [2]uint32, rank uint32) bool {
 
 // nearest returns rank and token of the pair with this product, in this order of bits, or a value
 // of at least nearHit if it is not in near.
-func (m *merges) nearest(p uint64) uint64 {
-	return m.near[p>>tagBits] ^ p&tagMask<<valueBits
-}
+func (m *merges) nearest(p uint64) uint64 { return m.near[p>>tagBits] ^ p&tagMask<<valueBits }
 
 func (m *merges) putFar(pair [2]uint32, rank uint32) {
 	p := pairProduct(pair[0], pair[1])

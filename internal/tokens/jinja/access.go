@@ -23,9 +23,7 @@ func unsafeAttribute(v Value, name string) Value {
 	return undefinedOf(&undefinedInfo{unsafe: true, hint: "access to attribute " + reprText(name) + " of " + reprText(typeName(v)) + " object is unsafe."})
 }
 
-func noAttribute(v Value, name string) Value {
-	return undefinedOf(&undefinedInfo{name: name, obj: v})
-}
+func noAttribute(v Value, name string) Value { return undefinedOf(&undefinedInfo{name: name, obj: v}) }
 
 // attribute is Python's getattr(v, name) as the sandbox allows it; ok is false if the attribute does not exist.
 func (m *machine) attribute(v Value, name string) (Value, bool) {

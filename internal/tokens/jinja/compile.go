@@ -40,9 +40,7 @@ type scope struct {
 	loop bool
 }
 
-func (s scope) inner(fn *funcScope) scope {
-	return scope{sym: newSymbols(s.sym, fn), loop: s.loop}
-}
+func (s scope) inner(fn *funcScope) scope { return scope{sym: newSymbols(s.sym, fn), loop: s.loop} }
 
 type compiler struct {
 	// names are resolved in the context once per rendering.

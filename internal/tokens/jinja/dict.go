@@ -22,9 +22,7 @@ type Dict struct {
 }
 
 // NewDict returns an empty dict with capacity for that many entries.
-func NewDict(capacity int) *Dict {
-	return &Dict{entries: make([]entry, 0, capacity)}
-}
+func NewDict(capacity int) *Dict { return &Dict{entries: make([]entry, 0, capacity)} }
 
 // Len returns the number of entries.
 func (d *Dict) Len() int {

@@ -44,9 +44,7 @@ func newErrorf(class, format string, args ...any) *Error {
 // raisef is Python's raise: it panics up to the next rescue, which every public function of the
 // package that evaluates anything defers. Templates raise from deep inside expressions; returning
 // the error through each level would double the size of the engine.
-func raisef(class, format string, args ...any) {
-	panic(newErrorf(class, format, args...))
-}
+func raisef(class, format string, args ...any) { panic(newErrorf(class, format, args...)) }
 
 // unsupportedf raises Unsupported for a construct that is detected only at run time.
 func unsupportedf(format string, args ...any) {

@@ -359,9 +359,7 @@ func (c *compiler) call(s scope, n *node, caller *macroCode) expr {
 	}
 }
 
-func (c *compiler) filter(s scope, n *node) expr {
-	return c.applied(s, n, "filter", filters[n.name])
-}
+func (c *compiler) filter(s scope, n *node) expr { return c.applied(s, n, "filter", filters[n.name]) }
 
 func (c *compiler) test(s scope, n *node) expr {
 	var fn filterFunc

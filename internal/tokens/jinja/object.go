@@ -23,9 +23,7 @@ func iteratorOf(typeName string, next func() (Value, bool)) Value {
 	return Value{kind: kindIterator, p: unsafe.Pointer(&iterator{typeName, next})}
 }
 
-func undefinedOf(u *undefinedInfo) Value {
-	return Value{kind: KindUndefined, p: unsafe.Pointer(u)}
-}
+func undefinedOf(u *undefinedInfo) Value { return Value{kind: KindUndefined, p: unsafe.Pointer(u)} }
 
 // namespaceObject is jinja2's Namespace.
 type namespaceObject struct{ attrs *Dict }

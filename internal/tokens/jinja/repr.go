@@ -73,6 +73,4 @@ func appendRepr(dst []byte, s string) []byte {
 
 // printable is Python's str.isprintable for one character: everything except the categories Other
 // and Separator, of which only the space is printable.
-func printable(r rune) bool {
-	return unicode.IsPrint(r)
-}
+func printable(r rune) bool { return unicode.IsPrint(r) }

@@ -92,14 +92,10 @@ func String(s string) Value {
 }
 
 // List returns a Python list of these items. The slice is not copied and must not be modified afterwards.
-func List(items []Value) Value {
-	return Value{kind: KindList, p: unsafe.Pointer(&sequence{items})}
-}
+func List(items []Value) Value { return Value{kind: KindList, p: unsafe.Pointer(&sequence{items})} }
 
 // Tuple returns a Python tuple of these items. The slice is not copied and must not be modified afterwards.
-func Tuple(items []Value) Value {
-	return Value{kind: KindTuple, p: unsafe.Pointer(&sequence{items})}
-}
+func Tuple(items []Value) Value { return Value{kind: KindTuple, p: unsafe.Pointer(&sequence{items})} }
 
 // FromDict returns d as a value; nil is an empty dict.
 func FromDict(d *Dict) Value {
