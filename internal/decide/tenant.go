@@ -52,10 +52,9 @@ func (j *job) readTenant(in *input) error {
 		own = nil
 	}
 	// SGLang joins salt and extra_key: without a salt an extra_key could have the value of another tenant's salt.
-	if name == "" && len(own) == 0 && len(in.body.Raw(body.FieldExtraKey)) == 0 {
-		return nil
+	if name != "" || len(own) > 0 || len(in.body.Raw(body.FieldExtraKey)) > 0 {
+		in.salt = TenantSalt(name, own)
 	}
-	in.salt = TenantSalt(name, own)
 	return nil
 }
 
@@ -69,24 +68,24 @@ func TenantSalt(tenant string, own []byte) string {
 // unsalted returns why the request must not be sent to a worker, "" if it may.
 func (w *work) unsalted(e *fleet.Endpoint) string {
 	t := &w.d.cfg.Tenants
-	if t.SaltHeader == "" || !t.Required || !w.in.known || w.idle || shape.ReadsSalt(e.Member.Engine, w.api) {
+	if _, always := shape.ReadsSalt(e.Member.Engine, w.api); t.SaltHeader == "" || !t.Required || !w.in.known || w.idle || always {
 		return ""
 	}
-	return fmt.Sprintf("%s reads no cache_salt in requests of the %s API, and tenants.required is set", e.Member.Engine, w.api)
+	return fmt.Sprintf("%s reads no cache_salt in requests of the %s API, or not in every version, and tenants.required is set", e.Member.Engine, w.api)
 }
 
 // mustSalt releases a plan and fails if the request must not be sent to a worker.
 func (w *work) mustSalt(p *placed, e *fleet.Endpoint) error {
-	reason := w.unsalted(e)
-	if reason == "" {
-		return nil
+	if reason := w.unsalted(e); reason != "" {
+		w.release(&p.plan)
+		return w.fail(400, "kvlane_tenant_not_salted", reason)
 	}
-	w.release(&p.plan)
-	return w.fail(400, "kvlane_tenant_not_salted", reason)
+	return nil
 }
 
-// saltEdits returns the edits that give the request its tenant's salt. A client's own salt, or
-// the extra_key that SGLang joins to it, gets one even where the engine is not known to read it.
+// saltEdits returns the edits that give the request its tenant's salt. A client's own salt, or the extra_key that SGLang
+// joins to it, gets one even where the engine is not known to read it, and so do all of vLLM's requests, none of which
+// refuses it: it reads it on many paths (/generative_scoring, /v1/systemone, /invocations), more in each version.
 func (w *work) saltEdits(e *fleet.Endpoint) (edits []body.Edit) {
 	if w.d.cfg.Tenants.SaltHeader != "" && w.api == body.Unknown { // SGLang's /vertex_generate
 		parameters := body.Member(w.in.body.Body, "parameters")
@@ -96,16 +95,17 @@ func (w *work) saltEdits(e *fleet.Endpoint) (edits []body.Edit) {
 			}
 		}
 	}
-	own := w.in.body.Span(body.FieldCacheSalt).Present() || w.in.body.Span(body.FieldExtraKey).Present()
-	if w.in.salt != "" && (own || shape.ReadsSalt(e.Member.Engine, w.api)) {
-		edits = append(edits, body.Set([]byte(`"`+w.in.salt+`"`), body.FieldCacheSalt.String()))
+	reads, _ := shape.ReadsSalt(e.Member.Engine, w.api)
+	reads = reads || w.in.body.Span(body.FieldCacheSalt).Present() || w.in.body.Span(body.FieldExtraKey).Present()
+	if w.in.salt == "" || !reads && (w.idle || e.Member.Engine != shape.VLLM.String()) {
+		return edits
 	}
-	return edits
+	return append(edits, body.Set([]byte(`"`+w.in.salt+`"`), body.FieldCacheSalt.String()))
 }
 
 // cacheSalt returns the salt under which the engine caches the request's blocks.
 func (j *job) cacheSalt(in *input) string {
-	if in.salt != "" && shape.ReadsSalt(in.model.Engine.String(), j.api) {
+	if reads, _ := shape.ReadsSalt(in.model.Engine.String(), j.api); reads && in.salt != "" {
 		return in.salt
 	}
 	return in.body.CacheSalt()

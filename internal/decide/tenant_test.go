@@ -193,6 +193,42 @@ func TestTenantsShareNoCredit(t *testing.T) {
 	}
 }
 
+// vLLM reads a salt on more paths in each version, and refuses it on none. Where tenants are not required, it gets one on all of them.
+func TestVLLMGetsASaltOnAllPaths(t *testing.T) {
+	for engine, salt := range map[string]string{"vllm": TenantSalt("a", nil), "sglang": "", "trtllm": ""} {
+		w := worker("a", 1)
+		w.Engine, w.Models = engine, nil
+		b := newBench(t, "tenants: {salt_header: x-tenant, required: false}\n", w)
+		for path, text := range map[string]string{
+			"/v1/messages":               `{"model":"demo","max_tokens":1,"messages":[{"role":"user","content":"x"}]}`,
+			"/score":                     `{"model":"demo","text_1":"x","text_2":"y"}`,
+			"/v2/rerank":                 `{"model":"demo","query":"x","documents":["y"]}`,
+			"/generative_scoring":        `{"model":"demo","query":"x","items":["y"],"label_token_ids":[1]}`,
+			"/v1/systemone":              `{"model":"demo","state":"x","questions":{}}`,
+			"/invocations":               `{"model":"demo","prompt":"x"}`,
+			"/v1/chat/completions/batch": `{"model":"demo","messages":[[{"role":"user","content":"x"}]]}`,
+		} {
+			r := b.request(path, text, saltHeader, "a")
+			d := b.Decide(t.Context(), r)
+			if got := saltOf(t, body.Unknown, r, &d); d.Reject != nil || got != salt {
+				t.Errorf("%s of %s: got %+v and salt %q, want %q", path, engine, d.Reject, got, salt)
+			}
+			end(&d, 200)
+		}
+	}
+	b := newBench(t, "tenants: {salt_header: x-tenant, required: false}\n", worker("a", 1))
+	message := `{"model":"demo","max_tokens":1,"messages":[{"role":"user","content":"` + strings.Repeat("word ", 300) + `"}]}`
+	for _, c := range []struct {
+		tenant string
+		cached bool
+	}{{"a", false}, {"b", false}, {"a", true}} {
+		d, e := b.ask("/v1/messages", message, saltHeader, c.tenant)
+		if end(&d, 200); (e.Matched > 0) != c.cached {
+			t.Errorf("tenant %s: got %d tokens matched, want some: %v", c.tenant, e.Matched, c.cached)
+		}
+	}
+}
+
 // Both legs of a split request have the salt, and neither the headers that name a tenant.
 func TestBothLegsAreSalted(t *testing.T) {
 	p := newPoolsWith(t, "nixl", "tenants: {salt_header: x-tenant}\nrouting: {disagg: {mode: threshold, threshold: 64}}\n")

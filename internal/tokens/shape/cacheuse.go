@@ -115,12 +115,18 @@ func isTrue(r *body.Request, f body.Field) bool {
 	return yes
 }
 
-// salted are the APIs in which an engine reads cache_salt.
-var salted = map[string][]body.API{
-	VLLM.String():   {body.Chat, body.Completions, body.Responses, body.Embeddings, body.Classify, body.Pooling, body.VLLMGenerate},
-	SGLang.String(): {body.Chat, body.Completions, body.Responses, body.Generate},
-	TRTLLM.String(): {body.Chat},
-}
+// salted are the APIs in which an engine reads cache_salt, in every version. In those of saltedLately vLLM 0.32 does, too.
+var (
+	salted = map[string][]body.API{
+		VLLM.String():   {body.Chat, body.Completions, body.Responses, body.Embeddings, body.Classify, body.Pooling, body.VLLMGenerate},
+		SGLang.String(): {body.Chat, body.Completions, body.Responses, body.Generate},
+		TRTLLM.String(): {body.Chat},
+	}
+	saltedLately = []body.API{body.Messages, body.Score, body.Rerank}
+)
 
-// ReadsSalt reports whether an engine reads cache_salt in requests of an API.
-func ReadsSalt(engine string, api body.API) bool { return slices.Contains(salted[engine], api) }
+// ReadsSalt reports whether an engine reads cache_salt in requests of an API, and whether every version of it does.
+func ReadsSalt(engine string, api body.API) (reads, always bool) {
+	always = slices.Contains(salted[engine], api)
+	return always || engine == VLLM.String() && slices.Contains(saltedLately, api), always
+}
