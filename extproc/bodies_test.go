@@ -70,6 +70,24 @@ func heapInUse() int64 {
 	return int64(m.HeapInuse)
 }
 
+// A gateway may buffer more than BodyLimit, and go on without a server that fails: a longer body is answered, however long.
+func TestOneMessageFarAboveTheLimit(t *testing.T) {
+	b := newBed(t, Options{BodyLimit: 1000}, &recorder{})
+	st, err := b.client.Process(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := bodyMessage(false, bytes.Repeat([]byte("x"), 9<<20), true)
+	m.ProtocolConfig = &epv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_BUFFERED}
+	if err := st.Send(m); err != nil {
+		t.Fatal(err)
+	}
+	r, err := st.Recv()
+	if got := r.GetImmediateResponse().GetStatus().GetCode(); err != nil || got != 413 {
+		t.Errorf("got status %d and %v, want 413", got, err)
+	}
+}
+
 // Bodies that never end take no more memory than the options allow, however many there are; once
 // they are gone, requests are accepted again.
 func TestHeldBodiesAreBounded(t *testing.T) {

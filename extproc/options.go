@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"io"
+	"math"
 	"time"
 
 	"google.golang.org/grpc"
@@ -93,7 +94,9 @@ func (o Options) withDefaults() Options {
 
 // Sizes for GRPCOptions.
 const (
-	messageSlack             = 4 << 20 // a message may exceed the body limit and still be answered with 413
+	// maxMessage lets every body arrive, to be answered with 413: a gateway that buffers more than BodyLimit, and goes on without a
+	// server that fails, would forward a longer one undecided. What the gateway buffers bounds its memory.
+	maxMessage               = math.MaxInt32
 	socketBuffer             = 128 << 10
 	streamWindow, connWindow = 4 << 20, 32 << 20
 )
@@ -110,13 +113,13 @@ func (refuseGzip) Do(io.Reader) ([]byte, error) {
 }
 func (refuseGzip) Type() string { return "gzip" }
 
-// GRPCOptions returns the options that a gRPC server for o needs: this package's codec, a message size above the body limit, no
+// GRPCOptions returns the options that a gRPC server for o needs: this package's codec, messages of every size, no
 // compression, flow control windows that do not stall an upload, and tolerance for Envoy's keepalive pings.
 func GRPCOptions(o Options) []grpc.ServerOption {
 	o = o.withDefaults()
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(Codec()),
-		grpc.MaxRecvMsgSize(o.BodyLimit + messageSlack),
+		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.RPCDecompressor(refuseGzip{}), //nolint:staticcheck // deprecated in favour of registering a compressor for the whole process
 		grpc.MaxConcurrentStreams(o.MaxStreams),
 		grpc.InitialWindowSize(streamWindow),
