@@ -243,12 +243,6 @@ func (c *conversations) setPath(i uint32, blocks []uint64) {
 	}
 }
 
-// endsWith reports whether hash is the last block of a conversation.
-func (c *conversations) endsWith(i uint32, hash uint64) bool {
-	path := c.entries[i].path
-	return path != none && c.steps[path].hash == hash
-}
-
 func (c *conversations) pushStep(i uint32, hash uint64) {
 	var s uint32
 	if n := len(c.freeSteps); n > 0 {

@@ -76,19 +76,25 @@ func (f *fit) learn(x *terms, y, whole, trust float64) {
 		n--
 	}
 	for i := range n {
-		for j := range n {
-			f.a[i][j] = f.a[i][j]*forgetting + weight*x[i]*x[j]
+		row := f.a[i][:n]
+		for j := range row {
+			row[j] = row[j]*forgetting + weight*x[i]*x[j]
 		}
 		f.b[i] = f.b[i]*forgetting + weight*y*x[i]
 	}
+	theta := f.Theta[:n]
 	for range 4 {
-		for i := range n {
-			if f.a[i][i] > 0 {
-				rest := f.b[i] + f.a[i][i]*f.Theta[i]
-				for j := range n {
-					rest -= f.a[i][j] * f.Theta[j]
+		for i := range theta {
+			if row := f.a[i][:len(theta)]; row[i] > 0 {
+				rest := f.b[i] + row[i]*theta[i]
+				for j, t := range theta {
+					if t != 0 { // many are 0, and each subtraction waits for the one before
+						rest -= row[j] * t
+					}
 				}
-				f.Theta[i] = max(rest/f.a[i][i], 0)
+				if theta[i] = 0; rest > 0 {
+					theta[i] = rest / row[i]
+				}
 			}
 		}
 	}
@@ -152,40 +158,44 @@ func (t *target) fitOf() *fit {
 	return &t.paces.First[mainLeg]
 }
 
-// step is the seconds that a step takes without prompts, and those of its prompts at most.
-func (t *target) step() (base, most float64) {
+// steps are those of a target: base is the seconds that one takes without prompts, and most those of its prompts at
+// most. next and due are the progress's Next and Due as they are expected to be now, in the steps that have begun.
+type steps struct {
+	base, most, next float64
+	due              time.Duration
+}
+
+func (t *target) steps(now time.Duration) steps {
 	const n = stepTokens / 1024
-	f, context := t.fitOf(), float64(t.load.KV)/(1<<20)
-	return t.progress.Factor * (f.Theta[0] + f.Theta[3]*context), max(t.progress.Factor*n*(f.Theta[1]+f.Theta[2]*n/2+f.Theta[4]*context), 0.01)
+	f, p, context := t.fitOf(), &t.progress, float64(t.load.KV)/(1<<20)
+	s := steps{p.Factor * (f.Theta[0] + f.Theta[3]*context), max(p.Factor*n*(f.Theta[1]+f.Theta[2]*n/2+f.Theta[4]*context), 0.01), p.Next, p.Due}
+	s.begin(now)
+	return s
 }
 
-// ahead returns the progress as it is expected to be now, in the steps that have begun.
-func (t *target) ahead(now time.Duration) progress {
-	p := t.progress
-	if begun := p.Next - (p.Due - now).Seconds(); p.Next > 0 && begun >= 0 {
-		base, most := t.step()
-		steps := min(math.Ceil(p.Next/most), math.Floor(begun/(base+most))+1)
-		p.Next = max(p.Next-steps*most, 0)
-		p.Due += toDuration(steps * base)
+// begin takes what has begun by now out of what waits.
+func (s *steps) begin(now time.Duration) {
+	if s.next > 0 && s.next >= (s.due-now).Seconds() {
+		steps := min(math.Ceil(s.next/s.most), math.Floor((s.next-(s.due-now).Seconds())/(s.base+s.most))+1)
+		s.next = max(s.next-steps*s.most, 0)
+		s.due += toDuration(steps * s.base)
 	}
-	return p
 }
 
-// forecast predicts a request on a target of the worker whose busiest ranks are given.
-func (t *target) forecast(now time.Duration, b *busiest, miss, prompt, foreign int64) (w forecast) {
-	f, p := t.fitOf(), t.ahead(now)
-	base, most := t.step()
+// forecast predicts a request on a target with steps, of the worker whose busiest ranks are given.
+func (t *target) forecast(now time.Duration, b *busiest, s steps, miss, prompt, foreign int64) (w forecast) {
+	f, p := t.fitOf(), &t.progress
 	n, context, steps := float64(miss)/1024, float64(t.load.KV)/(1<<20), 1.0
-	if t.load.Work > t.load.Queue && p.Due <= now {
+	if t.load.Work > t.load.Queue && s.due <= now {
 		steps = 1.5 // half of one that only decodes ends first
 	}
 	w.since = now
 	w.x = terms{steps, n, n * (float64(prompt) - float64(miss)/2) / 1024, steps * context, n * context}
 	w.work = p.Factor * (f.Theta[1]*w.x[1] + f.Theta[2]*w.x[2] + f.Theta[4]*w.x[4]) // exactly 0 without a miss
-	count := math.Ceil((p.Next + w.work) / most)
+	count := math.Ceil((s.next + w.work) / s.most)
 	// What is late by some time is expected to take that time again.
-	w.ahead = max((p.Due-now).Seconds(), 0) + base*(count-math.Ceil(w.work/most)) + p.overdue(now) + p.Factor*f.Theta[1]*float64(foreign)/1024
-	longer := max(b.ends-max(p.Due-toDuration(p.Next), now), 0).Seconds() + max(min(b.next, count*most)-p.Next-w.work, 0)
+	w.ahead = max((s.due-now).Seconds(), 0) + s.base*(count-math.Ceil(w.work/s.most)) + p.overdue(now, s.due) + p.Factor*f.Theta[1]*float64(foreign)/1024
+	longer := max(b.ends-max(s.due-toDuration(s.next), now), 0).Seconds() + max(min(b.next, count*s.most)-s.next-w.work, 0)
 	w.x[mates] = longer / p.Factor
 	w.own = p.Factor * f.at(&w.x)
 	w.later = t.paces.Later.at(w.rest())
@@ -200,16 +210,16 @@ type busiest struct {
 	next   float64
 }
 
-// busiest returns that of the worker that has the target at a position in the order.
-func (r *Router) busiest(now time.Duration, pos int) busiest {
-	b := busiest{worker: r.targets[r.order[pos]].worker}
+// busiest returns that of the worker that has the target.
+func (r *Router) busiest(now time.Duration, t *target) busiest {
+	b, pos := busiest{worker: t.worker}, int(t.pos)
 	for pos > 0 && r.targets[r.order[pos-1]].worker == b.worker {
 		pos--
 	}
 	for ; pos < len(r.order) && r.targets[r.order[pos]].worker == b.worker; pos++ {
 		if t := &r.targets[r.order[pos]]; t.progress.Due > now || t.progress.Next > 0 { // most ranks are idle most of the time
-			p := t.ahead(now)
-			b.ends, b.next = max(b.ends, p.Due-toDuration(p.Next)), max(b.next, p.Next)
+			s := t.steps(now)
+			b.ends, b.next = max(b.ends, s.due-toDuration(s.next)), max(b.next, s.next)
 		}
 	}
 	return b
@@ -221,8 +231,8 @@ func (w *forecast) rest() *terms { return &terms{0.1, w.ahead, w.own} }
 func (w *forecast) first() float64 { return w.ahead + w.own + w.later }
 
 // overdue is the seconds by which the latest first token delays others more than what is due.
-func (p *progress) overdue(now time.Duration) float64 {
-	return max(p.Overdue-max(p.Due-now, 0), 0).Seconds()
+func (p *progress) overdue(now, due time.Duration) float64 {
+	return max(p.Overdue-max(due-now, 0), 0).Seconds()
 }
 
 // ttft is the predicted time to the first token of a candidate in seconds, 0 without a prediction.
@@ -232,9 +242,9 @@ func (d *decision) ttft(c *candidate) float64 {
 		return 0
 	}
 	if d.busiest.worker != t.worker { // candidates of a worker follow one another
-		d.busiest = d.r.busiest(d.now, int(c.pos))
+		d.busiest = d.r.busiest(d.now, t)
 	}
-	w := t.forecast(d.now, &d.busiest, c.miss, d.q.PromptTokens, c.queue-t.load.Queue)
+	w := t.forecast(d.now, &d.busiest, t.steps(d.now), c.miss, d.q.PromptTokens, c.queue-t.load.Queue)
 	return w.first()
 }
 
@@ -245,12 +255,15 @@ func (t *target) perToken(now time.Duration, prompt int64) float64 {
 		return 0
 	}
 	x := terms{1, float64(t.load.Active+1) / 64, float64(t.load.KV+prompt) / (1 << 20)}
-	return p.TokenFactor * f.at(&x) / (1 - p.share(now))
+	return p.TokenFactor * f.at(&x) / (1 - min(p.share(now), 0.95))
 }
 
-// share is the part of time that prefill takes, below 1.
+// share is the part of time that prefill takes.
 func (p *progress) share(now time.Duration) float64 {
-	return min(p.Share*math.Exp((p.Booking-now).Seconds()/shareOver), 0.95)
+	if p.Booking == now {
+		return p.Share
+	}
+	return p.Share * math.Exp((p.Booking-now).Seconds()/shareOver)
 }
 
 // adapt moves a target's factor by a prediction and what was observed. It tends to 1, so that what all targets have in
@@ -275,18 +288,16 @@ func (r *Router) expect(now time.Duration, res *reservation, seen bool) {
 	if t == nil {
 		return
 	}
-	b, p := r.busiest(now, r.position(t.info.Target)), &t.progress
-	w := t.forecast(now, &b, res.Miss, res.KV, 0)
-	*p = t.ahead(now)
-	p.Share = p.Share*math.Exp((p.Booking-now).Seconds()/shareOver) + w.work/shareOver
-	p.Booking = now
+	p, b, s := &t.progress, r.busiest(now, t), t.steps(now)
+	w := t.forecast(now, &b, s, res.Miss, res.KV, 0)
+	p.Share, p.Booking = p.share(now)+w.work/shareOver, now
 	p.Booked += w.work
-	if p.Next += w.work; p.Due <= now { // an engine that decodes begins with all that comes until its step ends
-		base, _ := t.step()
-		p.Due = now + toDuration((w.x[0]-1)*base)
+	if s.next += w.work; s.due <= now { // an engine that decodes begins with all that comes until its step ends
+		s.due = now + toDuration((w.x[0]-1)*s.base)
 	}
-	p.Due += toDuration(w.work)
-	*p = t.ahead(now)
+	s.due += toDuration(w.work)
+	s.begin(now)
+	p.Next, p.Due = s.next, s.due
 	w.mark, w.withdrawn, w.learns = p.Booked, p.withdrawn, seen
 	w.behind = res.Miss <= repeated && t.load.Queue > 4*res.Miss
 	if seen {
@@ -310,18 +321,17 @@ func (r *Router) computed(now time.Duration, res *reservation) {
 	}
 	p.Done = w.mark
 	// Some of what was booked since may have been withdrawn, or computed before a whole answer came.
-	*p = t.ahead(now)
-	left, due := max(p.Booked-w.mark-(p.withdrawn-w.withdrawn), 0), max((p.Due-now).Seconds(), 0)
+	s := t.steps(now)
+	left, due := max(p.Booked-w.mark-(p.withdrawn-w.withdrawn), 0), max((s.due-now).Seconds(), 0)
 	if seen {
-		_, most := t.step()
-		p.Overdue, due = 0, max(due, left-most)
-	} else if due <= left {
-		return
+		p.Overdue, due = 0, max(due, left-s.most)
 	}
-	// A step has ended.
-	p.Next = min(due, left)
-	p.Due = now + toDuration(p.Next)
-	*p = t.ahead(now)
+	if seen || due > left { // a step has ended
+		s.next = min(due, left)
+		s.due = now + toDuration(s.next)
+		s.begin(now)
+	}
+	p.Next, p.Due = s.next, s.due
 }
 
 // withdraw ends the wait for a prompt that will not be computed, or not there.

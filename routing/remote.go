@@ -85,7 +85,7 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 			starts := &p.starts[leg]
 			starts.Heard = now
 			if !starts.Own || !r.concurrent(now, starts.Placed) {
-				p.cursor[leg] = int32(r.position(r.targets[slot].info.Target)) + 1
+				p.cursor[leg] = r.targets[slot].pos + 1
 			}
 		}
 	}

@@ -160,7 +160,9 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 		owed = prefill.queue + prefill.miss
 		plan.Prefill, plan.Matched, plan.Miss = prefill.slot, prefill.overlap, prefill.miss
 	}
-	plan.PerToken = toDuration(r.targets[plan.Decode].perToken(now, q.PromptTokens))
+	t := &r.targets[plan.Decode]
+	t.progress.Share, t.progress.Booking = t.progress.share(now), now // once for both predictions
+	plan.PerToken = toDuration(t.perToken(now, q.PromptTokens))
 	plan.Reservation = r.book(now, reservation{Decode: plan.Decode, Prefill: plan.Prefill, Miss: plan.Miss, KV: q.PromptTokens, Owed: owed,
 		Lookup: q.Lookup, Idle: q.Idle, conversation: plan.Conversation, Unnamed: q.Conversation == ""}, !q.Whole)
 	res := r.ledger.get(plan.Reservation)

@@ -118,8 +118,9 @@ func (r *Router) BindRemote(leg int, key Key, tail uint64, turns uint32, target 
 		table.touch(at)
 		table.bind(at, slot)
 	}
-	table.entries[at].turns = max(table.entries[at].turns, min(turns, countedTurns))
-	if tail != 0 && !table.endsWith(at, tail) {
+	e := &table.entries[at]
+	e.turns = max(e.turns, min(turns, countedTurns))
+	if tail != 0 && (e.path == none || table.steps[e.path].hash != tail) {
 		// A later turn begins with all blocks up to the tail, so that the tail alone finds it.
 		table.setPath(at, []uint64{tail})
 	}

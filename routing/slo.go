@@ -55,7 +55,7 @@ func (d *decision) meet() error {
 	if met == 0 && d.r.config.Unmet == UnmetRefuse {
 		meets = func(c *candidate) bool {
 			t := &d.r.targets[c.slot]
-			late := t.progress.overdue(d.now) * (1 + t.fitOf().Spread)
+			late := t.progress.overdue(d.now, t.progress.Due) * (1 + t.fitOf().Spread)
 			return c.ttft-late <= limit && d.now >= t.health.Probe-probeEvery+retryOverdue
 		}
 		for i := range d.cands {

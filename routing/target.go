@@ -70,6 +70,7 @@ type target struct {
 	// gen counts the targets that had this slot: a booking of an earlier one is void.
 	gen    uint32
 	worker int32
+	pos    int32 // in Router.order
 	speed  float64
 	load   Load
 	report reported
@@ -273,16 +274,20 @@ func less(a, b kvindex.Target) bool {
 func (r *Router) enterOrder(slot kvindex.Slot, id kvindex.Target) {
 	at := r.position(id)
 	r.order = slices.Insert(r.order, at, slot)
-	r.shiftCursors(at, 1)
+	r.shift(at, 1)
 }
 
 func (r *Router) leaveOrder(slot kvindex.Slot) {
-	at := slices.Index(r.order, slot)
+	at := int(r.targets[slot].pos)
 	r.order = slices.Delete(r.order, at, at+1)
-	r.shiftCursors(at, -1)
+	r.shift(at, -1)
 }
 
-func (r *Router) shiftCursors(at int, by int32) {
+// shift moves positions and cursors from at on.
+func (r *Router) shift(at int, by int32) {
+	for i, slot := range r.order[at:] {
+		r.targets[slot].pos = int32(at + i)
+	}
 	shift := func(p *pool) {
 		for leg := range p.cursor {
 			if int(p.cursor[leg]) > at {

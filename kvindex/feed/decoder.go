@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -87,7 +88,7 @@ func (d *Decoder) Forget() {
 // Batch.Rest returns the error with the last part. The Batch is valid until the next Decode.
 func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 	d.reset()
-	if d.engine == TRTLLM && looksLikeJSON(payload) {
+	if d.engine == TRTLLM && bytes.HasPrefix(bytes.TrimLeft(payload, " \t\r\n"), []byte("{")) { // no MessagePack batch begins so
 		return &d.batch, d.decodeJSON(payload)
 	}
 	r := msgpack.NewReader(payload)

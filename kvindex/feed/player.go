@@ -29,13 +29,6 @@ func (p *Player) Message(frames [][]byte) bool {
 	return true
 }
 
-// Clear clears what the targets hold, for a reset that the engine has confirmed but not yet announced.
-func (p *Player) Clear(why Reason) {
-	for _, t := range p.a.targets {
-		p.a.sink.Clear(t, why)
-	}
-}
-
 // Counts returns the counters of the sequence.
 func (p *Player) Counts() Counts { return p.a.machine.Counts() }
 

@@ -273,12 +273,6 @@ type trtEvent struct {
 	trtData
 }
 
-// looksLikeJSON distinguishes an HTTP event from a MessagePack batch, whose first byte is never '{' (a fixint).
-func looksLikeJSON(b []byte) bool {
-	b = bytes.TrimLeft(b, " \t\r\n")
-	return len(b) > 0 && b[0] == '{'
-}
-
 // decodeJSON decodes one event as POST /kv_cache_events returns it.
 func (d *Decoder) decodeJSON(payload []byte) error {
 	var e trtEvent

@@ -362,7 +362,9 @@ func (c *checker) reset(r *record, all bool) {
 			continue
 		}
 		if all || len(c.beside(r, source)) == 0 {
-			p.Clear(feed.Reason("reset"))
+			for _, t := range p.Targets() {
+				c.sink.Clear(t, feed.Reason("reset"))
+			}
 		}
 	}
 }
