@@ -88,6 +88,20 @@ func TestOneMessageFarAboveTheLimit(t *testing.T) {
 	}
 }
 
+// Messages that are decoded whole are bounded, unlike bodies.
+func TestOtherMessagesAreBounded(t *testing.T) {
+	for n, ok := range map[int]bool{1 << 20: true, MaxOther + 1: false} {
+		m := &epv3.HttpBody{Body: make([]byte, n)}
+		raw, err := Codec().Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Codec().Unmarshal(raw, m); (err == nil) != ok {
+			t.Errorf("%d bytes: got %v, want taken %v", n, err, ok)
+		}
+	}
+}
+
 // Bodies that never end take no more memory than the options allow, however many there are; once
 // they are gone, requests are accepted again.
 func TestHeldBodiesAreBounded(t *testing.T) {

@@ -64,9 +64,7 @@ var errPlaintext = errors.New("plaintext where a client certificate is required"
 // SniffTLS makes a listener serve TLS and plaintext on one port, or TLS alone if cfg requires
 // client certificates. It inspects the first byte at the first use of a connection, never in
 // Accept, so that a silent client does not block other connections.
-func SniffTLS(lis net.Listener, cfg *tls.Config) net.Listener {
-	return &sniffListener{lis, cfg}
-}
+func SniffTLS(lis net.Listener, cfg *tls.Config) net.Listener { return &sniffListener{lis, cfg} }
 
 type sniffListener struct {
 	net.Listener

@@ -71,9 +71,7 @@ func (x *exchange) mayOverride() bool {
 // Envoy ignores mode_override in full duplex modes and with eager sending, and where it is not allowed. Asking is
 // worthwhile even where no body is sent, because the configuration does not tell us whether trailers are: Envoy Gateway
 // cannot configure them, and Envoys before 1.40 end the stream at the response headers without them.
-func (x *exchange) skipsBody() bool {
-	return x.srv.opts.SkipResponseBody && x.mayOverride()
-}
+func (x *exchange) skipsBody() bool { return x.srv.opts.SkipResponseBody && x.mayOverride() }
 
 func (x *exchange) responseBody(m *message) error {
 	x.abandon()

@@ -66,9 +66,7 @@ func roundUp(n int) int {
 	return (n + 511) &^ 511
 }
 
-func (a *arena) words(r ref) []uint64 {
-	return a.chunks[r>>refBits].words[r&(1<<refBits-1):]
-}
+func (a *arena) words(r ref) []uint64 { return a.chunks[r>>refBits].words[r&(1<<refBits-1):] }
 
 // alloc returns a record of at least n words; its content is undefined.
 func (a *arena) alloc(n int) ref {

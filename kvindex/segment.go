@@ -63,9 +63,7 @@ func (g segment) entered() []uint64 {
 	return g[at : at+bitWords(g.room())]
 }
 
-func (g segment) isEntered(offset int) bool {
-	return g.entered()[offset/64]>>(offset%64)&1 != 0
-}
+func (g segment) isEntered(offset int) bool { return g.entered()[offset/64]>>(offset%64)&1 != 0 }
 
 func bitWords(blocks int) int { return (blocks + 63) / 64 }
 
@@ -73,9 +71,7 @@ func segmentWords(blocks, runs int) int { return headWords + runs + 2*blocks + b
 
 // roomIn returns the largest number of blocks that fit into a record of this size, of which 64
 // need 129 words. It is at least the number that the record was made for.
-func roomIn(words, runs int) int {
-	return min((words-headWords-runs)*64/129, maxSegment)
-}
+func roomIn(words, runs int) int { return min((words-headWords-runs)*64/129, maxSegment) }
 
 // run is a stretch of a segment's blocks held by a slot on a tier: slot, tier,
 // start and end from the highest bits down, so that sorting words sorts runs.

@@ -80,9 +80,7 @@ func (l *programs) drop(key programKey) {
 }
 
 // poolOf returns the pool whose live programs a model's are among.
-func (r *Router) poolOf(model string) *pool {
-	return cmp.Or(r.models[model], &r.anyModel)
-}
+func (r *Router) poolOf(model string) *pool { return cmp.Or(r.models[model], &r.anyModel) }
 
 // begin notes a turn of a program that was placed.
 func (l *programs) begin(key programKey, tokens int64, final bool) {

@@ -353,6 +353,4 @@ func sleep(ctx context.Context, d time.Duration) {
 }
 
 // jitter spreads waits over [d/2, d], so that many feeds do not reconnect simultaneously.
-func jitter(d time.Duration) time.Duration {
-	return d/2 + time.Duration(rand.Int64N(int64(d/2)+1))
-}
+func jitter(d time.Duration) time.Duration { return d/2 + time.Duration(rand.Int64N(int64(d/2)+1)) }

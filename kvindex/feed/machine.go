@@ -517,9 +517,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // payloadSum distinguishes batches of equal number: batches contain the engine's clock, so two incarnations do not
 // publish equal ones. It is the same in every process. CRC-32C, because processors compute it at memory speed.
-func payloadSum(b []byte) uint64 {
-	return uint64(len(b))<<32 | uint64(crc32.Checksum(b, castagnoli))
-}
+func payloadSum(b []byte) uint64 { return uint64(len(b))<<32 | uint64(crc32.Checksum(b, castagnoli)) }
 
 // isPending reports whether the batch is already waiting.
 func (m *Machine) isPending(seq uint64, payload []byte) bool {
