@@ -26,7 +26,6 @@ const (
 	degradedDeadline    = "deadline"
 	degradedPrefill     = "prefill_failed"
 	degradedNoPrefill   = string(routing.DegradedNoPrefill)
-	degradedNoDecode    = string(routing.DegradedNoDecode)
 )
 
 // degradations are the reasons above that can occur in any installation; their counters are created at start.

@@ -635,7 +635,7 @@ func TestPrefillWorkersServeWhileNoDecodeWorkerCan(t *testing.T) {
 				t.Fatalf("got status %d, want %d", status, c.status)
 			}
 			e := p.decisions.Find("a")
-			whole := strings.HasPrefix(e.Target, "p") && e.Prefill == "" && e.Degraded == degradedNoDecode && p.legs[0].Load()+p.legs[1].Load() == 0
+			whole := strings.HasPrefix(e.Target, "p") && e.Prefill == "" && e.Degraded == string(routing.DegradedNoDecode) && p.legs[0].Load()+p.legs[1].Load() == 0
 			if whole != c.whole {
 				t.Errorf("got target %q, prefill %q, degraded %q, want served whole by a prefill worker: %v", e.Target, e.Prefill, e.Degraded, c.whole)
 			}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"math"
+	"slices"
 
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
@@ -58,6 +59,7 @@ func (j *job) match(in *input, t *tokens) {
 		j.degraded = cmp.Or(j.degraded, degradedShortPrompt)
 		return
 	}
+	j.entry.HashIDs = slices.Grow(j.entry.HashIDs, len(s.hashes)*block/observe.TraceBlock)
 	for end := observe.TraceBlock; block <= end && end/block <= len(s.hashes); end += observe.TraceBlock {
 		j.entry.HashIDs = append(j.entry.HashIDs, uint64(s.hashes[end/block-1]))
 	}

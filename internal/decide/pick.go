@@ -56,6 +56,7 @@ type placed struct {
 	decode, prefill *fleet.Endpoint
 	credit          []kvindex.Credit
 	prefillCredit   []kvindex.Credit
+	one             [1]kvindex.Credit // memory of one of them: most requests have one prompt
 }
 
 // query builds the router's query from the request, its tokens and trusted headers.
@@ -175,9 +176,9 @@ func (w *work) place(ctx context.Context) (*placed, error) {
 		return nil, err
 	}
 	if p.plan.Prefill != routing.NoSlot {
-		p.prefillCredit = w.speculate(p.plan.Prefill)
+		p.prefillCredit = w.speculate(p, p.plan.Prefill)
 	} else {
-		p.credit = w.speculate(p.plan.Decode)
+		p.credit = w.speculate(p, p.plan.Decode)
 	}
 	return p, nil
 }
@@ -213,14 +214,12 @@ func (w *work) try(now time.Duration) (*placed, error) {
 	return &p, nil
 }
 
-// speculate credits a target with the prompts that are on their way there.
-func (w *work) speculate(slot kvindex.Slot) (credit []kvindex.Credit) {
-	if w.d.cfg.Routing.Speculate <= 0 {
+// speculate credits a target with the prompts that are on their way there. Call it once for each placed, or copy of it.
+func (w *work) speculate(p *placed, slot kvindex.Slot) []kvindex.Credit {
+	if e := w.d.fleet.View().Endpoint(slot); w.d.cfg.Routing.Speculate <= 0 || e != nil && w.tokens.differ(e) {
 		return nil
 	}
-	if e := w.d.fleet.View().Endpoint(slot); e != nil && w.tokens.differ(e) {
-		return nil
-	}
+	credit := p.one[:0]
 	if len(w.s.hashes) > 0 {
 		credit = append(credit, w.d.fleet.Speculate(slot, w.s.hashes, w.tokens.n, w.clock))
 	}

@@ -288,7 +288,7 @@ func (w *work) movePrefill(p *placed) *placed {
 		return nil
 	}
 	next.plan.Prefill, next.plan.Matched, next.plan.Miss = plan.Prefill, plan.Matched, plan.Miss
-	next.prefillCredit = w.speculate(plan.Prefill)
+	next.prefillCredit = w.speculate(&next, plan.Prefill)
 	return &next
 }
 
@@ -301,7 +301,7 @@ func (w *work) computeLocally(ctx context.Context, p *placed) (extproc.Decision,
 	local := *p
 	local.plan.Prefill = routing.NoSlot
 	local.plan.Miss, local.plan.Matched = p.plan.DecodeMiss, max(0, w.tokens.count-p.plan.DecodeMiss)
-	local.credit = w.speculate(p.plan.Decode)
+	local.credit = w.speculate(&local, p.plan.Decode)
 	w.degraded = degradedPrefill
 	w.entry.NotePrefill("computed on the decode target")
 	w.tookLeg()
@@ -332,7 +332,7 @@ func (w *work) joined(ctx context.Context, p *placed, x *disagg.Exchange, l leg)
 		return extproc.Decision{}, w.unedited(ctx, p, err)
 	}
 	joined := *p
-	joined.credit = w.speculate(p.plan.Decode)
+	joined.credit = w.speculate(&joined, p.plan.Decode)
 	w.entry.Prefill = p.prefill.Target.String()
 	out, t := w.decision(&joined)
 	if other := w.alternate(p.decode); other != "" {
