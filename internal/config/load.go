@@ -52,10 +52,10 @@ func parse(file string, text []byte) (*Config, *decoder, error) {
 	return &c, d, nil
 }
 
-// Inspect is Load of a text that also reads the files that the configuration names, except those of models, and warns
-// of settings that are valid but probably a mistake. If running is not nil, Kvlane is to run here now: missing files
-// and addresses in use are errors then. running returns the effective configuration of the Kvlane that serves an admin
-// port, nil if none does or it is closed: it loads tokenizers or asks for a token. With such errors Inspect returns the configuration too.
+// Inspect is Load of a text that also reads the files that the configuration names, except those of models, and warns of
+// settings that are valid but probably a mistake. If running is not nil, Kvlane is to run here now: missing files and
+// addresses in use are errors then, with which the configuration is returned too. running returns the effective
+// configuration of the Kvlane at an admin port, nil without one or if it is closed: it loads tokenizers or wants a token.
 func Inspect(file string, text []byte, running func(Admin) (text []byte, closed bool)) (c *Config, warnings []Problem, err error) {
 	c, d, err := parse(file, text)
 	if err != nil {

@@ -17,7 +17,7 @@
 //
 // Not simulated: cache tiers below the device, hybrid models with several block groups, speculative decoding,
 // preemption for lack of blocks (a request is admitted only when all its blocks fit), stop words, log probabilities.
-// Block hashes are chained as in engines, but by a function of its own: readers of events take them for names. The ZMQ
-// stream of TensorRT-LLM carries vLLM's event layout. Blocks move between prefill and decode engines as HTTP requests
+// Block hashes are chained as in engines, but by a function of the simulator's own: readers of events must treat them as
+// opaque. The ZMQ stream of TensorRT-LLM carries vLLM's event layout. Blocks move between prefill and decode engines as HTTP requests
 // between side listeners; the requests that a router sends carry the fields of the simulated protocol.
 package enginesim

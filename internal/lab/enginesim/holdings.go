@@ -123,7 +123,7 @@ type pulled struct {
 	Body string   `json:"body"`
 }
 
-// servePull hands a prefilled prompt over, once; only those of one rank unless only is -1.
+// servePull hands over the blocks of a prefilled prompt, once. A side channel has those of rank only, with -1 of all.
 func (e *Engine) servePull(only int) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var p pull

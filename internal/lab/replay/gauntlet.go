@@ -233,8 +233,8 @@ func keepReport(path string, r *Report) error {
 	return os.Rename(path+".tmp", path)
 }
 
-// Standing is a rule against the best of each cell. Bounds do not count as best, nor do rules that
-// refused requests there, which are level with it at most: what they served was sooner for it.
+// Standing compares a rule with the best rule of each cell. Bounds cannot be the best, nor can a rule that refused
+// requests in the cell: the fewer requests it served, the sooner they were. Where it comes out ahead, it counts as equal.
 type Standing struct {
 	Rule Rule
 	// Means are geometric means over the cells of a rule's figure divided by the best's, in

@@ -78,9 +78,9 @@ func (p gpt2Split) split(s string, at int, ends []uint32) (int, int) {
 	return n, i
 }
 
-// nextBeforeDigit is next in the piece between two digits, or the digit at i. It looks for the digit that ends the piece only
-// as far as it can change the word: up to the second rune behind it, which next may look at after white space. A call that
-// looked further would make text without digits quadratic.
+// nextBeforeDigit returns the end of the word at i where each digit is a word of its own: a digit ends the text that next
+// sees. Only a digit up to the second rune behind the word can change where it ends, since next looks no further ahead.
+// Looking for a digit beyond that would take quadratic time on text without digits.
 func (p gpt2Split) nextBeforeDigit(s string, i int) int {
 	c, w := classAt(s, i)
 	if c&clsDigit != 0 {
