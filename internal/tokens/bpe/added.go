@@ -301,7 +301,7 @@ func (w *search) next() (addedHit, bool) {
 			hit.from = max(w.spaceBefore(hit.from), w.cut)
 		}
 		if t.Rstrip {
-			hit.to = w.spaceAfter(hit.to)
+			hit.to = w.spaceAfter(max(hit.to, w.cut)) // up to cut the last hit has seen it: a run of white space is walked once
 		}
 		w.cut = hit.to
 		if hit.from < hit.to { // else the preceding token has consumed all of it
@@ -323,9 +323,9 @@ func wordAfter(s string, i int) bool {
 	return c&clsWord != 0
 }
 
-// spaceBefore returns the start of the white space that ends at i.
+// spaceBefore returns the start of the white space that ends at i, as far as the last hit left it.
 func (w *search) spaceBefore(i int) int {
-	for i > 0 {
+	for i > w.cut {
 		r, n := utf8.DecodeLastRuneInString(w.s[:i])
 		if runeClass(r)&clsWS == 0 || w.marks && r == ' ' {
 			break

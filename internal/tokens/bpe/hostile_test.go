@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"errors"
 	"math/rand/v2"
 	"runtime"
 	"strings"
@@ -37,6 +38,24 @@ func TestOneHugeWordTakesBoundedMemory(t *testing.T) {
 		t.Logf("%s: %d ids, %.1f bytes allocated for each byte", name, len(ids), float64(n)/size)
 		if n > most*size {
 			t.Errorf("%s: %d bytes allocated for %d", name, n, size)
+		}
+	}
+}
+
+// TestANormalizerThatMultipliesIsEnded: each of twenty replacements makes a text ten times as long.
+func TestANormalizerThatMultipliesIsEnded(t *testing.T) {
+	one := `{"type":"Replace","pattern":{"String":"a"},"content":"aaaaaaaaaa"}`
+	for name, normalizer := range map[string]string{
+		"replacements": `{"type":"Sequence","normalizers":[` + strings.Repeat(one+",", 19) + one + `]}`,
+		"prefixes":     `{"type":"Sequence","normalizers":[{"type":"Prepend","prepend":"` + strings.Repeat("a", 2<<20) + `"},` + one + `]}`,
+	} {
+		tok, err := loadText(tiny(`"normalizer":null`, `"normalizer":`+normalizer), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := allocated(func() { _, err = tok.Encode(nil, "a", false) })
+		if !errors.Is(err, ErrLimit) || n > 100<<20 {
+			t.Errorf("%s: got %v and %d bytes allocated, want ErrLimit and at most 100 MiB", name, err, n)
 		}
 	}
 }

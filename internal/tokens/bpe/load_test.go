@@ -174,6 +174,25 @@ func TestAddedTokenFlags(t *testing.T) {
 	}
 }
 
+// TestWhiteSpaceIsWalkedOnce: a run of added tokens that are white space, and take the white space next to them, costs in proportion
+// to its length. Walked by each of them this would take an hour.
+func TestWhiteSpaceIsWalkedOnce(t *testing.T) {
+	const n = 1 << 20
+	for _, c := range []struct {
+		flags string
+		want  int
+	}{{`"lstrip":true,"rstrip":false`, n}, {`"lstrip":false,"rstrip":true`, n}, {`"lstrip":true,"rstrip":true`, 1}} {
+		token := `{"id":261,"content":"\n","single_word":false,` + c.flags + `,"normalized":false,"special":false}`
+		tok, err := loadText(tiny(`"special":true}]`, `"special":true},`+token+`]`), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := tok.Encode(nil, strings.Repeat("\n", n), false); err != nil || len(got) != c.want {
+			t.Errorf("%s: %d tokens, want %d (%v)", c.flags, len(got), c.want, err)
+		}
+	}
+}
+
 // Further added tokens for tiny.
 const (
 	lineEnd = `{"id":261,"content":"\n","single_word":false,"lstrip":true,"rstrip":false,"normalized":false,"special":false}`

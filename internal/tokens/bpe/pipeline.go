@@ -34,7 +34,7 @@ type matcher func(enc *encoder, s string, i int) (from, to int, ok bool)
 
 func (p *pipeline) normalized(enc *encoder, s string) string {
 	for _, stage := range p.normalizers {
-		if s == "" || enc.watch.stopped {
+		if s == "" || enc.watch.stopped || enc.match.exceeded() {
 			break
 		}
 		s = stage(enc, s)
@@ -213,7 +213,10 @@ var normalizeStages = map[string]func(c component) (normalizeStage, error){
 		}, nil
 	},
 	"Prepend": func(c component) (normalizeStage, error) {
-		return func(_ *encoder, s string) string { return c.Prepend + s }, nil
+		return func(enc *encoder, s string) string {
+			enc.match.work -= len(c.Prepend)
+			return c.Prepend + s
+		}, nil
 	},
 	"Replace": func(c component) (normalizeStage, error) {
 		find, err := patternMatches(c)
@@ -222,9 +225,10 @@ var normalizeStages = map[string]func(c component) (normalizeStage, error){
 			at := 0
 			for at < len(s) {
 				from, to, ok := find(enc, s, at)
-				if !ok || enc.watch.over(to-at) {
+				if !ok || enc.watch.over(to-at) || enc.match.exceeded() {
 					break
 				}
+				enc.match.work -= len(c.Content) // several of a hostile file would multiply a text
 				out.WriteString(s[at:from])
 				out.WriteString(c.Content)
 				at = to
