@@ -517,8 +517,11 @@ func TestPolledFeed(t *testing.T) {
 	s.broken = false
 	s.mu.Unlock()
 	s.put(trtStored(0, rank(0), 5))
-	eventually(t, "the restart", func() bool { return len(sink.seen()) == 7 })
-	want := []string{"t/0 +[18177682803760873588]", "t/1 +[7]", "t/0 +[3]", "t/1 clear lost_batches", "t/1 +[4]", "t/0 clear engine_restarted", "t/0 +[5]"}
+	eventually(t, "the restart", func() bool { return len(sink.seen()) == 8 })
+	s.put(trtStored(0, rank(1), 6)) // the engine's other rank has no blocks left before its first event, and keeps what it stores
+	eventually(t, "the other rank", func() bool { return len(sink.seen()) == 9 })
+	want := []string{"t/0 +[18177682803760873588]", "t/1 +[7]", "t/0 +[3]", "t/1 clear lost_batches", "t/1 +[4]", "t/0 clear engine_restarted", "t/0 +[5]",
+		"t/1 clear engine_restarted", "t/1 +[6]"}
 	if got := sink.seen(); !slices.Equal(got, want) {
 		t.Fatalf("got %q\nwant %q", got, want)
 	}

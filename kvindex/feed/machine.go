@@ -61,14 +61,12 @@ type Action struct {
 type MachineConfig struct {
 	// Replay reports that past batches can be requested from the engine.
 	Replay bool
-	// Polled reports that the engine keeps its batches until they are fetched, so that a broken
-	// connection alone loses none.
+	// Polled reports that the engine keeps its batches until they are fetched: a broken connection alone loses none.
 	Polled bool
 	// MaxPending limits the bytes of live batches that wait for a replay; default 8 MiB. A caller should not pass live
 	// batches to a machine that is Full; one passed nevertheless is dropped, counted, and fetched by another replay.
 	MaxPending int
-	// Attempts is how many times a replay is attempted without progress before the missing
-	// batches count as lost; default 3.
+	// Attempts is how many replays without progress are made before the missing batches count as lost; default 3.
 	Attempts int
 	// SilentAfter is how many finished requests without an event make a feed suspect; default 16.
 	SilentAfter int
@@ -180,15 +178,13 @@ func (m *Machine) State() State { return m.state }
 // Counts returns the counters so far.
 func (m *Machine) Counts() Counts { return m.counts }
 
-// Next returns the number of the batch that would be applied next, and whether any has been
-// applied since the last Clear.
+// Next returns the number of the batch to be applied next, and whether any was applied since the last Clear.
 func (m *Machine) Next() (uint64, bool) { return m.next, m.started }
 
 // Full reports whether the caller should stop reading live batches.
 func (m *Machine) Full() bool { return m.pendingBytes >= m.cfg.MaxPending }
 
-// Up reports that the connection is up and subscribed: live batches from now on will arrive,
-// earlier ones may be missing.
+// Up reports that the connection is up and subscribed: live batches arrive from now on, earlier ones may be missing.
 func (m *Machine) Up() []Action {
 	m.begin()
 	m.hasLive = false
@@ -218,6 +214,14 @@ func (m *Machine) Down() []Action {
 	m.dropPending()
 	m.hasLive = false
 	m.enter(Stale, Disconnected)
+	return m.out
+}
+
+// Restarted reports that another sequence of the engine shows its restart.
+func (m *Machine) Restarted() []Action {
+	m.begin()
+	m.hasLive = false // the next batch has any number
+	m.forget(Restarted)
 	return m.out
 }
 

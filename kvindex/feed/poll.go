@@ -34,9 +34,7 @@ func (f *Feed) poll(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			f.mu.Lock()
 			f.down()
-			f.mu.Unlock()
 			return
 		case <-timer.C:
 		case <-f.poke:
@@ -44,9 +42,7 @@ func (f *Feed) poll(ctx context.Context) {
 		next := f.src.PollInterval
 		if err := f.pollOnce(ctx, client); err != nil {
 			f.failed(ctx, err)
-			f.mu.Lock()
 			f.down()
-			f.mu.Unlock()
 			// While the server is broken, triggers must not shorten the wait.
 			sleep(ctx, jitter(wait))
 			wait = min(2*wait, f.src.ReconnectMax)
@@ -65,14 +61,16 @@ func (f *Feed) rank(r int32) *applier {
 	}
 	a := f.byRank[r]
 	if a == nil {
-		a = &applier{src: &f.src, dec: NewDecoder(f.src.Engine, f.src.BlockSize), sink: f.main.sink, machine: NewMachine(f.src.Machine), counters: f.counters}
-		a.targets = []kvindex.Target{{Worker: f.src.Worker, Rank: r}}
+		a = &applier{src: &f.src, dec: NewDecoder(f.src.Engine, f.src.BlockSize), sink: f.main.sink, machine: NewMachine(f.src.Machine), counters: f.counters,
+			targets: []kvindex.Target{{Worker: f.src.Worker, Rank: r}}}
 		f.byRank[r] = a
 	}
 	return a
 }
 
 func (f *Feed) down() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	for _, a := range f.byRank {
 		a.do(a.machine.Down())
 	}
@@ -111,15 +109,13 @@ func (f *Feed) polled(body io.Reader, most int64) error {
 		var raw json.RawMessage
 		err := dec.Decode(&raw)
 		f.mu.Lock()
-		if err == nil {
-			f.polledEvent(raw)
-		} else {
-			f.counters.dropped[Malformed]++
-		}
-		f.mu.Unlock()
 		if err != nil {
+			f.counters.dropped[Malformed]++
+			f.mu.Unlock()
 			return fmt.Errorf("poll: %w", err)
 		}
+		f.polledEvent(raw)
+		f.mu.Unlock()
 		event.N = most
 	}
 	return nil
@@ -147,7 +143,16 @@ func (f *Feed) polledEvent(raw json.RawMessage) {
 		a.apply(raw, Cursor{})
 		return
 	}
+	restarts := a.machine.counts.Restarts
 	a.do(a.machine.Live(*head.ID, raw))
+	if a.machine.counts.Restarts == restarts {
+		return
+	}
+	for _, b := range f.byRank { // the others are of the same engine
+		if b != a {
+			b.do(b.machine.Restarted())
+		}
+	}
 }
 
 // up reports to a machine that was down that its server answers again.
