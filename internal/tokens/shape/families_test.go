@@ -283,6 +283,33 @@ func TestSGLangRewrites(t *testing.T) {
 	}
 }
 
+// TestCallsOfOtherRoles: vLLM keeps what a message that is not an assistant's has as tool_calls, invalid or not, and its encoder of
+// gpt-oss reads names of tools from there. So a chat with invalid ones has no ids; those of an assistant are refused.
+func TestCallsOfOtherRoles(t *testing.T) {
+	t.Parallel()
+	m := encoderModel(t, "harmony")
+	for _, c := range []struct {
+		role, calls  string
+		missing, bad bool
+	}{
+		{"user", `[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]`, false, false},
+		{"user", `[{"id":"c","type":"function","function":{"name":{"a":1},"arguments":"{}"}}]`, true, false},
+		{"developer", `[null]`, true, false},
+		{"assistant", `[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]`, false, false},
+		{"assistant", `[{"id":"c","type":"function","function":{"name":{"a":1},"arguments":"{}"}}]`, false, true},
+	} {
+		req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"user","content":"a"},{"role":"`+c.role+`","content":"b","tool_calls":`+c.calls+`}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = m.Prompt(req, shape.VLLM)
+		_, refused := errors.AsType[*shape.Refusal](err)
+		if missing := errors.Is(err, encoders.ErrMissing); missing != c.missing || refused != c.bad || err != nil && !missing && !refused {
+			t.Errorf("%s %s: got error %v, want not followed %v, refused %v", c.role, c.calls, err, c.missing, c.bad)
+		}
+	}
+}
+
 // TestArchitectures: all architectures that the engines register, but for those of families, are
 // rendered by a template, and docs/models.md lists them. e2e/engines/architectures.py lists those
 // of the installed engines.

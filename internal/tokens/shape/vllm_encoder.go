@@ -448,6 +448,9 @@ func validatedCalls(msg *jinja.Dict, role string) (out []jinja.Value, err error)
 		default:
 			ok = false
 		}
+		if !ok && role != roleAssistant {
+			return nil, encoders.ErrMissing // OpenAI's model of such a message keeps them as they are
+		}
 		if !ok {
 			return nil, refuse("messages.tool_calls.%d: input should be a valid tool call", i)
 		}
