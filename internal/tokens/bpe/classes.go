@@ -141,8 +141,7 @@ func wideClassAt(s string, i int) (class, int) {
 
 // runeSet is a set of code points. It is immutable.
 //
-// Invariant: ranges are sorted, disjoint and not adjacent; ascii and plane hold the same set
-// below U+0080 and U+10000.
+// Invariant: ranges are sorted, disjoint and not adjacent; ascii and plane hold the same set below U+0080 and U+10000.
 type runeSet struct {
 	ranges [][2]rune
 	ascii  [2]uint64

@@ -55,11 +55,7 @@ func newShortTokens(v *vocab, answers func(id uint32) bool) *shortTokens {
 	for id := range v.has {
 		b := v.bytes(uint32(id))
 		if len(b) > 0 && len(b) <= shortSize && answers(uint32(id)) {
-			var x uint64
-			for i, c := range b {
-				x |= uint64(c) << (8 * i)
-			}
-			t.put(shortKey(x, len(b)), uint32(id))
+			t.put(shortKey(tail(b), len(b)), uint32(id))
 		}
 	}
 	return t

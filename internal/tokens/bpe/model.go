@@ -98,20 +98,18 @@ func (t *Tokenizer) readModel(head *modelHead) error {
 // completeBPE derives the other tables from those of symbols and merges.
 func (t *Tokenizer) completeBPE() {
 	t.pairASCII()
-	t.markWhole()
+	wholes := t.markWhole()
 	if t.sp == nil {
 		t.findUnits()
 	}
-	t.prepareWords()
+	t.prepareWords(wholes)
 	t.merges.pairs, t.merges.ranks = nil, nil
 }
 
 // prepareWords builds the tables that are consulted before merging. With ignoreMerges, a word that
 // is a token is not merged, but a part of a word is. So words are cut into parts only if merging
 // each token's text yields the token, which makes both the same.
-func (t *Tokenizer) prepareWords() {
-	wholes := make([]bool, len(t.vocab.has))
-	t.vocab.eachSlot(func(id uint32, whole bool) { wholes[id] = whole })
+func (t *Tokenizer) prepareWords(wholes []bool) {
 	t.short = newShortTokens(t.vocab, func(id uint32) bool { return t.ignoreMerges || wholes[id] })
 	t.parter = t.splitter
 	if t.sp != nil {
@@ -243,13 +241,13 @@ func (t *Tokenizer) spaceJoins() bool {
 	return false
 }
 
-// markWhole marks the tokens that merging their own text yields: only these may be looked up
+// markWhole marks and returns the tokens that merging their own text yields: only these may be looked up
 // instead of merged. With ignoreMerges every whole word that is a token may be looked up, so the
 // mark matters only for parts of words, which have non-ASCII text.
-func (t *Tokenizer) markWhole() {
+func (t *Tokenizer) markWhole() []bool {
 	var w merger
 	var out []uint32
-	t.vocab.markWhole(func(id uint32) bool {
+	return t.vocab.markWhole(func(id uint32) bool {
 		if t.ignoreMerges && isASCII(t.vocab.bytes(id)) {
 			return false
 		}

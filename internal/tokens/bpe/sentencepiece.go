@@ -341,7 +341,7 @@ func (b *blankRuns) join(ids []uint32, from int) []uint32 {
 
 // readUnigram reads the tables. Sums have 32 bits; user-defined symbols have a bonus.
 func (m *spmModel) readUnigram(t *Tokenizer, list *tokenList) error {
-	u := &unigram{unk: m.unk, fallback: m.fallback, single: true}
+	u, scores := &unigram{unk: m.unk, fallback: m.fallback, single: true}, make([]float64, 0, len(m.pieces))
 	lowest := float32(math.MaxFloat32)
 	for _, p := range m.pieces {
 		if p.kind == pieceNormal {
@@ -353,9 +353,9 @@ func (m *spmModel) readUnigram(t *Tokenizer, list *tokenList) error {
 		if p.kind == pieceUser {
 			score = float64(float32(0.1 * float64(len(p.text)-1)))
 		}
-		u.scores = append(u.scores, score)
+		scores = append(scores, score)
 	}
-	if err := t.setUnigram(u, list); err != nil {
+	if err := t.setUnigram(u, scores, list); err != nil {
 		return err
 	}
 	u.unknown = float64(lowest - unkPenalty)
@@ -493,7 +493,7 @@ func (m *spmModel) converted(config Config) (*Tokenizer, error) {
 		return nil, err
 	}
 	var added []AddedToken
-	u := &unigram{unk: m.unk, fallback: m.fallback}
+	u, scores := &unigram{unk: m.unk, fallback: m.fallback}, make([]float64, 0, len(m.pieces))
 	for id, p := range m.pieces {
 		if p.kind == pieceControl || p.kind == pieceUser || p.kind == pieceUnknown {
 			added = append(added, AddedToken{ID: uint32(id), Content: p.text, Special: p.kind != pieceUser})
@@ -510,12 +510,12 @@ func (m *spmModel) converted(config Config) (*Tokenizer, error) {
 		if err != nil {
 			return nil, err
 		}
-		u.scores = append(u.scores, score)
+		scores = append(scores, score)
 	}
 	if m.bpe {
 		err = t.readModel(head)
 	} else {
-		err = t.setUnigram(u, head.list)
+		err = t.setUnigram(u, scores, head.list)
 	}
 	if err != nil {
 		return nil, err

@@ -14,9 +14,8 @@ import (
 // unigram is a Unigram model: it divides a text into the tokens with the highest sum of scores. Sums are in the order
 // and the precision of the reference, because equal sums that are rounded differently decide which tokens are taken.
 type unigram struct {
-	vocab  *vocab
-	scores []float64 // by id
-	trie   *byteTrie
+	vocab *vocab
+	trie  *byteTrie
 	// unknown is the score of a character without a token, unk its id.
 	unknown  float64
 	unk      uint32
@@ -36,69 +35,6 @@ const singleLimit = 100000
 // maxPiece bounds the length of a token in bytes: a step of viterbi packs it with an id.
 const maxPiece = 1<<(32-packedID) - 1
 
-// byteTrie is a trie over bytes. The edges of the root and of its children are in an array by parent and byte, since
-// most steps are among them; another edge is a slot of an open-addressing table.
-//
-// Invariant: node b+1 is the child of the root for byte b. A slot has the parent node and the byte in its upper half
-// and the child in its lower half; 0 is empty. The table's size is a power of two, at most half full.
-type byteTrie struct {
-	near  []uint32 // by parent<<8|byte; 0: none
-	slots []uint64
-	token []uint32 // by node: id+1, 0 if none
-}
-
-// newByteTrie returns the trie of the tokens of v.
-func newByteTrie(v *vocab) (*byteTrie, error) {
-	const first = 257 // the first node that is not a child of the root
-	t := &byteTrie{near: make([]uint32, first<<8), slots: make([]uint64, 1<<bits.Len(uint(len(v.blob)*2))), token: make([]uint32, first, first+len(v.blob)/2)}
-	for b := range uint32(first - 1) {
-		t.near[b] = b + 1
-	}
-	for id, has := range v.has {
-		if !has {
-			continue
-		}
-		node := uint32(0)
-		for _, b := range v.bytes(uint32(id)) {
-			next := t.child(node, b)
-			if next == 0 {
-				next = uint32(len(t.token))
-				t.token = append(t.token, 0)
-				if key := node<<8 | uint32(b); int(key) < len(t.near) {
-					t.near[key] = next
-				} else {
-					*t.slot(key) = uint64(key)<<32 | uint64(next)
-				}
-			}
-			node = next
-		}
-		t.token[node] = uint32(id) + 1
-	}
-	if len(t.token) > 1<<24 {
-		return nil, unsupported("a vocabulary of more than %d characters", 1<<24)
-	}
-	return t, nil
-}
-
-// child returns the node that an edge leads to, 0 if there is none.
-func (t *byteTrie) child(node uint32, b byte) uint32 {
-	key := node<<8 | uint32(b)
-	if int(key) < len(t.near) {
-		return t.near[key]
-	}
-	return uint32(*t.slot(key))
-}
-
-// slot returns the slot of an edge, which is empty if there is none.
-func (t *byteTrie) slot(key uint32) *uint64 {
-	mask := uint64(len(t.slots) - 1)
-	for at := uint64(key) * mulC >> 32; ; at++ {
-		if s := &t.slots[at&mask]; *s == 0 || uint32(*s>>32) == key {
-			return s
-		}
-	}
-}
-
 // viterbi appends the ids of a word. It takes a step per byte and length of token, and four bytes
 // of memory per byte. Once stopped, it appends nothing.
 func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
@@ -116,12 +52,9 @@ func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
 	}
 	sums := enc.sums[:window+1]
 	sums[0] = 0
+	units := u.trie.units
 	for at := 0; at < n; {
-		size := 1
-		if word[at] >= utf8.RuneSelf {
-			_, size = utf8.DecodeRune(word[at:])
-		}
-		next := at + size
+		_, size := utf8.DecodeRune(word[at:])
 		if n > maxWord && enc.watch.over(size) {
 			return dst
 		}
@@ -133,23 +66,25 @@ func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
 				}
 			}
 		}
-		sum := sums[at&window]
-		known := false
-		node := uint32(0)
+		sum, known := sums[at&window], false
+		node, base := uint32(0), units[0].base
 		for to := at; to < n; {
-			if node = u.trie.child(node, word[to]); node == 0 {
+			next := base ^ uint32(word[to])
+			unit := &units[next]
+			if unit.parent != node {
 				break
 			}
+			node, base = next, unit.base
 			to++
-			if id := u.trie.token[node]; id != 0 {
-				relax(&steps[to], &sums[to&window], u.rounded(sum+u.scores[id-1]), uint32(to-at)<<packedID|(id-1))
-				known = known || to == next
+			if unit.token != 0 {
+				relax(&steps[to], &sums[to&window], u.rounded(sum+unit.score), uint32(to-at)<<packedID|(unit.token-1))
+				known = known || to == at+size
 			}
 		}
+		at += size
 		if !known {
-			relax(&steps[next], &sums[next&window], u.rounded(sum+u.unknown), uint32(size)<<packedID|u.unk)
+			relax(&steps[at], &sums[at&window], u.rounded(sum+u.unknown), uint32(size)<<packedID|u.unk)
 		}
-		at = next
 	}
 	return u.follow(dst, word, steps)
 }
@@ -250,16 +185,16 @@ func (t *Tokenizer) readUnigram(head *modelHead, exact bool) error {
 	if *head.UnkID >= len(scores) {
 		return fmt.Errorf("unk_id %d of %d tokens", *head.UnkID, len(scores))
 	}
-	return t.setUnigram(&unigram{scores: scores, unk: uint32(*head.UnkID), fallback: head.ByteFallback}, list)
+	return t.setUnigram(&unigram{unk: uint32(*head.UnkID), fallback: head.ByteFallback}, scores, list)
 }
 
-// setUnigram completes a model whose scores and unknown token are set.
-func (t *Tokenizer) setUnigram(u *unigram, list *tokenList) (err error) {
+// setUnigram completes a model whose unknown token is set; scores are by id.
+func (t *Tokenizer) setUnigram(u *unigram, scores []float64, list *tokenList) (err error) {
 	if t.vocab, err = list.vocab(); err != nil {
 		return err
 	}
 	lowest := math.Inf(1)
-	for id, score := range u.scores {
+	for id, score := range scores {
 		lowest = min(lowest, score)
 		u.longest = max(u.longest, len(t.vocab.bytes(uint32(id))))
 	}
@@ -274,7 +209,7 @@ func (t *Tokenizer) setUnigram(u *unigram, list *tokenList) (err error) {
 			u.bytes[b] = id
 		}
 	}
-	if u.trie, err = newByteTrie(t.vocab); err != nil {
+	if u.trie, err = newByteTrie(t.vocab, scores); err != nil {
 		return err
 	}
 	t.unigram, u.vocab = u, t.vocab
@@ -282,12 +217,10 @@ func (t *Tokenizer) setUnigram(u *unigram, list *tokenList) (err error) {
 		t.literalOf[id] = token
 	}
 	enc := &encoder{}
-	t.vocab.markWhole(func(id uint32) bool {
+	wholes := t.vocab.markWhole(func(id uint32) bool {
 		ids := u.viterbi(enc, nil, t.vocab.bytes(id))
 		return len(ids) == 1 && ids[0] == id
 	})
-	wholes := make([]bool, len(t.vocab.has))
-	t.vocab.eachSlot(func(id uint32, whole bool) { wholes[id] = whole })
 	t.short = newShortTokens(t.vocab, func(id uint32) bool { return wholes[id] })
 	t.parter = t.splitter
 	return nil

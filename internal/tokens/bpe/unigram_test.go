@@ -109,6 +109,62 @@ func TestUnigramIsTheBestPath(t *testing.T) {
 	}
 }
 
+// TestByteTrieHasItsTokensOnly walks all tokens of random vocabularies, and texts that are not tokens.
+func TestByteTrieHasItsTokensOnly(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for _, alphabet := range []int{2, 20, 256} {
+		list, ids, scores := &tokenList{}, map[string]uint32{}, []float64{}
+		random := func() string {
+			b := make([]byte, 1+r.IntN(9))
+			for i := range b {
+				b[i] = byte(r.IntN(alphabet) * 255 / (alphabet - 1))
+			}
+			return string(b)
+		}
+		for range 3000 {
+			if token := random(); ids[token] == 0 {
+				if err := list.add([]byte(token), uint32(len(scores))); err != nil {
+					t.Fatal(err)
+				}
+				scores = append(scores, -float64(len(scores)))
+				ids[token] = uint32(len(scores)) // id+1
+			}
+		}
+		v, err := list.vocab()
+		if err != nil {
+			t.Fatal(err)
+		}
+		trie, err := newByteTrie(v, scores)
+		if err != nil {
+			t.Fatal(err)
+		}
+		find := func(token string) uint32 {
+			node := uint32(0)
+			for i := range len(token) {
+				next := trie.units[node].base ^ uint32(token[i])
+				if trie.units[next].parent != node {
+					return 0
+				}
+				node = next
+			}
+			if id := trie.units[node].token; id == 0 || trie.units[node].score == scores[id-1] {
+				return id
+			}
+			return noNode
+		}
+		for token, id := range ids {
+			if got := find(token); got != id {
+				t.Fatalf("alphabet of %d, token %q: got %d, want %d", alphabet, token, got, id)
+			}
+		}
+		for range 3000 {
+			if text := random(); find(text) != ids[text] {
+				t.Fatalf("alphabet of %d, text %q: got %d, want %d", alphabet, text, find(text), ids[text])
+			}
+		}
+	}
+}
+
 func FuzzUnigram(f *testing.F) {
 	for _, s := range []string{"", "aabacad", "aüéüb", "<unk>", strings.Repeat("a", 200)} {
 		f.Add(uint64(1), s)

@@ -70,22 +70,16 @@ func (v *vocab) put(id uint32) bool {
 	return true
 }
 
-// markWhole sets wholeFlag on each token for which whole is true.
-func (v *vocab) markWhole(whole func(id uint32) bool) {
+// markWhole sets wholeFlag on each token for which whole is true, and returns them by id.
+func (v *vocab) markWhole(whole func(id uint32) bool) []bool {
+	wholes := make([]bool, len(v.has))
 	for at, slot := range v.slots {
-		if slot != 0 && whole(uint32(slot)-1) {
+		if id := uint32(slot) - 1; slot != 0 && whole(id) {
 			v.slots[at] |= wholeFlag
+			wholes[id] = true
 		}
 	}
-}
-
-// eachSlot calls f for each token that has text.
-func (v *vocab) eachSlot(f func(id uint32, whole bool)) {
-	for _, slot := range v.slots {
-		if slot != 0 {
-			f(uint32(slot)&^wholeFlag-1, uint32(slot)&wholeFlag != 0)
-		}
-	}
+	return wholes
 }
 
 // vocabEntry is one member of the JSON object, with its text in raw.
