@@ -102,8 +102,7 @@ func (c *hostConn) Close() error {
 	return c.Conn.Close()
 }
 
-// newProbe returns the server of listen.health. Everyone who reaches the port may use it, so messages and streams are bounded
-// tightly.
+// newProbe returns the server of listen.health. Who reaches the port may use it: messages and streams are bounded tightly.
 func newProbe() *grpc.Server {
 	return grpc.NewServer(grpc.MaxRecvMsgSize(4<<10), grpc.MaxHeaderListSize(16<<10), grpc.MaxConcurrentStreams(8), grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: adminIdle}))

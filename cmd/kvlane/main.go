@@ -171,8 +171,7 @@ func run(ctx context.Context, io streams, args []string) int {
 // unsorted lists commands in their own order. It is a setting of the package cobra, and tests run commands concurrently.
 var unsorted = sync.OnceFunc(func() { cobra.EnableCommandSorting = false })
 
-// rootCommand returns the tree of all commands. Each parses its own flags, which its flag set lists for help, completion and
-// man pages.
+// rootCommand returns the tree of all commands. Each parses its own flags; its flag set lists them for help and man pages.
 func rootCommand(io streams) *cobra.Command {
 	unsorted()
 	root := &cobra.Command{

@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -117,6 +119,22 @@ func TestCheckSendsNoToken(t *testing.T) {
 			t.Errorf("got code %d, %s, %d requests with the token %q, want %q and one request without", code, errs, asked, sent, c.want)
 		}
 	}
+}
+
+// A configuration on a disk that hangs cannot be read; Kvlane ends nevertheless when it is told to.
+func TestServeEndsWhileItsFileHangs(t *testing.T) {
+	var writer *os.File
+	t.Cleanup(func() { _ = writer.Close() }) // after serve has ended
+	s := served(t, "")
+	pipe := s.file + ".pipe"
+	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.Rename(pipe, s.file)); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "http://"+s.admin+"/healthz", func(int, string) (reads bool) {
+		var err error
+		writer, err = os.OpenFile(s.file, os.O_WRONLY|syscall.O_NONBLOCK, 0) // fails until serve waits for a writer
+		return err == nil
+	})
 }
 
 // A changed tokenizer is loaded when the configuration is read again, from a folder or a hub; one that cannot be loaded changes

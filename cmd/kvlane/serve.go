@@ -97,7 +97,10 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	}
 	log.Info().Str("version", version).Str("listen", c.Listen.Address).Str("admin", s.admin.Addr().String()).Msg("serving")
 	dropFilePages()
-	if err = s.keepCurrent(ctx, &a, watch, hangUp); err == nil {
+	kept := make(chan error, 2)
+	go func() { kept <- s.keepCurrent(ctx, &a, watch, hangUp) }()
+	context.AfterFunc(ctx, func() { time.AfterFunc(5*time.Second, func() { kept <- nil }) }) // a disk that hangs is not waited for
+	if err = <-kept; err == nil {
 		s.drain(c.Drain.Std())
 	}
 	s.close()
