@@ -2,7 +2,6 @@ package extproc
 
 import (
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -190,11 +189,6 @@ func problem(status int, details, kind, code, message string) *Reject {
 func tooManyHeaders() *Reject {
 	return problem(431, "kvlane_too_many_headers", "invalid_request_error", "request_headers_too_large", "the request has too many or too large headers: "+
 		"no room is left for those that route it (at most 100 headers and 60 KiB in all); send fewer")
-}
-
-// tooLarge rejects a request with a body over the limit.
-func tooLarge(limit int) *Reject {
-	return problem(413, "kvlane_body_too_large", "invalid_request_error", "request_too_large", "request body is larger than "+strconv.Itoa(limit)+" bytes")
 }
 
 // tooMany rejects a request whose body exceeds what is left of MaxBodies or MaxBodyBytes.

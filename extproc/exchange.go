@@ -329,7 +329,8 @@ func (x *exchange) requestTrailers() error {
 // refuseBody rejects a body over the limit.
 func (x *exchange) refuseBody() error {
 	x.srv.opts.Metrics.Failure(FailureBodyTooLarge)
-	return x.reject(tooLarge(x.srv.opts.BodyLimit))
+	return x.reject(problem(413, "kvlane_body_too_large", "invalid_request_error", "request_too_large",
+		"request body is larger than "+strconv.Itoa(x.srv.opts.BodyLimit)+" bytes"))
 }
 
 func (x *exchange) reject(r *Reject) error {

@@ -58,7 +58,6 @@ func (d *decision) eligible() {
 	d.cands = r.cands[:0]
 	d.counts = [NumReasons]int{}
 	d.bestOverlap, d.unreported = 0, false
-	d.ex.rows()
 	for pos, slot := range r.order {
 		t := &r.targets[slot]
 		// Built in place to save a copy; an entry that is not eligible is removed again.

@@ -3,6 +3,7 @@ package routing
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -30,6 +31,7 @@ type Explanation struct {
 
 	plan  Plan      // what Plan points to
 	costs []float64 // what the candidates' Cost point to
+	line  []byte    // scratch memory of sayf
 }
 
 // Verdict is a line of a stage.
@@ -67,31 +69,47 @@ func (e *Explanation) begin(q *Query) {
 		return
 	}
 	*e = Explanation{Request: q.ID, Model: q.Model, Conversation: q.Conversation, PromptTokens: q.PromptTokens,
-		Verdicts: e.Verdicts[:0], Candidates: e.Candidates[:0], costs: e.costs[:0]}
+		Verdicts: e.Verdicts[:0], Candidates: e.Candidates[:0], costs: e.costs[:0], line: e.line}
 }
 
-// sayf adds a stage's line; a nil Explanation takes none. Arguments are strings, ints, int64s, float64s and bools. They
-// are copied, so that the compiler sees that they do not escape: without an Explanation nothing is allocated.
+// sayf adds a stage's line; a nil Explanation takes none. It is fmt.Sprintf with %s and %q of strings, %d of ints, %.1f
+// and the like of float64s, %v of bools and %%. No argument escapes: without an Explanation nothing is allocated, and
+// with one the text alone.
 func (e *Explanation) sayf(stage, format string, args ...any) {
 	if e == nil {
 		return
 	}
-	copies := make([]any, 0, len(args))
-	for _, a := range args {
-		switch a := a.(type) {
-		case string:
-			copies = append(copies, a)
-		case int:
-			copies = append(copies, a)
-		case int64:
-			copies = append(copies, a)
-		case float64:
-			copies = append(copies, a)
-		case bool:
-			copies = append(copies, a)
+	e.line = e.line[:0]
+	for at := strings.IndexByte(format, '%'); at >= 0; at = strings.IndexByte(format, '%') {
+		e.line = append(e.line, format[:at]...)
+		verb, rest, digits := format[at+1], format[at+2:], 0
+		if format = rest; verb == '%' {
+			e.line = append(e.line, '%')
+			continue
 		}
+		if verb == '.' {
+			digits, format = int(rest[0]-'0'), rest[2:]
+		}
+		switch a := args[0].(type) {
+		case string:
+			if verb == 'q' {
+				e.line = strconv.AppendQuote(e.line, a)
+			} else {
+				e.line = append(e.line, a...)
+			}
+		case int:
+			e.line = strconv.AppendInt(e.line, int64(a), 10)
+		case int64:
+			e.line = strconv.AppendInt(e.line, a, 10)
+		case float64:
+			e.line = strconv.AppendFloat(e.line, a, 'f', digits, 64)
+		case bool:
+			e.line = strconv.AppendBool(e.line, a)
+		}
+		args = args[1:]
 	}
-	e.Verdicts = append(e.Verdicts, Verdict{stage, fmt.Sprintf(format, copies...)})
+	e.line = append(e.line, format...)
+	e.Verdicts = append(e.Verdicts, Verdict{stage, string(e.line)})
 }
 
 // side returns the explanation of the prefill leg.
@@ -101,12 +119,6 @@ func (e *Explanation) side() *Explanation {
 	}
 	e.Prefill = &Explanation{Request: e.Request, Model: e.Model, PromptTokens: e.PromptTokens}
 	return e.Prefill
-}
-
-func (e *Explanation) rows() {
-	if e != nil {
-		e.Candidates = e.Candidates[:0]
-	}
 }
 
 func (e *Explanation) row(d *decision, c *candidate, reason Reason) {
@@ -122,8 +134,8 @@ func (e *Explanation) row(d *decision, c *candidate, reason Reason) {
 	if reason != eligible {
 		row.Dropped = reason.String()
 	}
-	c.row = int32(len(e.Candidates))
-	e.Candidates = append(e.Candidates, row)
+	c.row = c.pos // the targets may be gone through again
+	e.Candidates = append(e.Candidates[:c.row], row)
 }
 
 func (e *Explanation) drop(c *candidate, stage string) {

@@ -16,17 +16,12 @@ var dropped = map[string]bool{
 	"upgrade": true, "expect": true, "proxy-connection": true, "proxy-authorization": true, "accept-encoding": true, requestIDHeader: true,
 }
 
-// dropsHeader reports whether a header of the client is left out.
-func dropsHeader(name string) bool {
-	return dropped[name] || name == "" || name[0] == ':' || strings.HasPrefix(name, "x-envoy-") || steering.Steers(name)
-}
-
 // LegHeader returns the header of the prefill leg: the client's headers, yielded by each, with
 // the rank of the prefill side, the request id, and the leg's own headers.
 func (x *Exchange) LegHeader(leg *Leg, each func(yield func(name, value string))) http.Header {
 	h := make(http.Header, 16)
 	each(func(name, value string) {
-		if !dropsHeader(name) {
+		if !dropped[name] && name != "" && name[0] != ':' && !strings.HasPrefix(name, "x-envoy-") && !steering.Steers(name) {
 			key := textproto.CanonicalMIMEHeaderKey(strings.Clone(name))
 			h[key] = append(h[key], strings.Clone(value))
 		}

@@ -112,13 +112,11 @@ func NewSender(listener, pickHeader string) *Sender {
 }
 
 func clientWith(dial func(ctx context.Context, network, address string) (net.Conn, error)) http.Client {
+	noRedirect := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse } // it is an engine's answer
 	return http.Client{CheckRedirect: noRedirect, Transport: &http.Transport{
 		DialContext: dial, DisableCompression: true, MaxResponseHeaderBytes: maxHead, MaxIdleConnsPerHost: 256, IdleConnTimeout: idle, WriteBufferSize: 64 << 10, ReadBufferSize: 64 << 10,
 	}}
 }
-
-// noRedirect returns an engine's redirect as its answer instead of following it.
-func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // Close closes idle connections.
 func (s *Sender) Close() {
