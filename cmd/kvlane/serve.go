@@ -205,12 +205,12 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 		return nil, err
 	}
 	if c.Fleet.Mode != config.FleetOff {
-		s.replicas, err = replicas.Start(ctx, replicas.Options{Config: &c.Fleet, Update: s.decider.Update, Log: log, Delay: metrics.ReplicasDelay})
+		s.replicas, err = replicas.Start(ctx, replicas.Options{Config: &c.Fleet, Settings: replicas.Settings(&c.Index), Update: s.decider.Update, Log: log, Delay: metrics.ReplicasDelay})
 		if err != nil {
 			return nil, err
 		}
 		metrics.Collect(s.replicas.Collect)
-		s.debug.Load().Handle("GET /debug/replicas", readable(c.Admin.TokenFile, s.replicas))
+		s.debug.Load().Handle("GET /debug/replicas", readable(c.Admin.TokenFile, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { observe.WriteJSON(w, s.replicas.State()) })))
 	}
 	s.copyIndex(ctx, c)
 	if err := s.startSources(c); err != nil {
@@ -450,7 +450,7 @@ func (s *service) warnings() (list []observe.Warning) {
 	for _, why := range s.kube.list((*kube.Source).Failing) {
 		list = append(list, observe.Warning{Reason: "not_watched", Text: observe.ClipTo(why, observe.MaxText)})
 	}
-	return append(append(list, s.loading.warnings()...), s.decider.Fleet().Warnings()...)
+	return append(append(append(list, s.replicas.Warnings()...), s.loading.warnings()...), s.decider.Fleet().Warnings()...)
 }
 
 // notReady returns what readiness waits for, "" if nothing. In this order: a peer's index was taken or given up and the

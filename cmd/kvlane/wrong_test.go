@@ -70,14 +70,18 @@ func silentRows(t *testing.T) map[string][]string {
 // silentElsewhere has the tests of the rows that TestSilentFailures has no case of, with their files.
 var silentElsewhere = map[string][2]string{
 	"no worker at all": {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
-	"a name of `workers.dns` that does not resolve, a workers file that is not valid":                         {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
-	"an API server that refuses or does not answer, as without a role for one kind, or without InferencePool": {"../../internal/workers/kube/source_test.go", "TestWhatTheAPIServerRefusesIsSaid"},
-	"`admin.token_file` that does not exist":                                                                  {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
-	"a certificate in `listen.cert_file` that has expired, or is not valid yet":                               {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
-	"a model without a tokenizer":                                                                             {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
-	"a tokenizer that the model hub does not have, or that cannot be loaded":                                  {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
-	"a changed configuration file that is not taken":                                                          {"reload_test.go", "TestServeReloads"},
-	"vLLM 0.32 keeps few blocks of a model's sliding windows ([option](feeds.md#where-events-come-from))":     {"../../kvindex/feed/decoder_test.go", "TestDecodeEngines"},
+	"a name of `workers.dns` that does not resolve, a workers file that is not valid":                           {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"an API server that refuses or does not answer, as without a role for one kind, or without InferencePool":   {"../../internal/workers/kube/source_test.go", "TestWhatTheAPIServerRefusesIsSaid"},
+	"`admin.token_file` that does not exist":                                                                    {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"a certificate in `listen.cert_file` that has expired, or is not valid yet":                                 {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"a model without a tokenizer":                                                                               {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
+	"a tokenizer that the model hub does not have, or that cannot be loaded":                                    {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
+	"a changed configuration file that is not taken":                                                            {"reload_test.go", "TestServeReloads"},
+	"replicas that do not reach each other: another secret, another CA, NATS away, a wrong address in `routes`": {"../../internal/replicas/node_test.go", "TestAnotherSecretNeitherReadsNorWrites"},
+	"replicas with another `index.key` or `index.block_size`":                                                   {"../../internal/replicas/node_test.go", "TestOtherSettingsAreTold"},
+	"a clock of a replica that is more than 2 s ahead":                                                          {"../../internal/replicas/node_test.go", "TestAClockThatIsAheadIsTold"},
+	"`fleet.persist` whose folder or bucket cannot be written":                                                  {"../../internal/replicas/store_test.go", "TestABrokenStoreStopsNothing"},
+	"vLLM 0.32 keeps few blocks of a model's sliding windows ([option](feeds.md#where-events-come-from))":       {"../../kvindex/feed/decoder_test.go", "TestDecodeEngines"},
 }
 
 func unquoted(text string) string {
@@ -346,13 +350,18 @@ func TestSourcesThatCannotBeReadAreSaid(t *testing.T) {
 	cert, key := expired(t, dir)
 	_, admin, log := started(t, fmt.Sprintf(`listen: {address: "unix:%s/s", cert_file: %q, key_file: %q}
 admin: {address: "127.0.0.1:0", token_file: %q}
+index: {key: k}
+fleet: {mode: external, sync_timeout: 100ms, external: {url: "nats://127.0.0.1:1"}}
 workers:
   file: %q
   dns: [{name: no-such-host.invalid, port: 1, every: 100ms}]
 `, dir, cert, key, token, file))
 	ready := admin + "/readyz"
+	const apart = "\nwarning: replicas: no connection to NATS, routing alone: "
 	const dns, noToken = "\nwarning: workers.dns no-such-host.invalid: name not resolved: the old list stays: lookup ", "\nwarning: requests that need the token of admin.token_file are refused: open "
-	until(t, ready, func(_ int, body string) bool { return strings.Contains(body, dns) && strings.Contains(body, noToken) })
+	until(t, ready, func(_ int, body string) bool {
+		return strings.Contains(body, dns) && strings.Contains(body, noToken) && strings.Contains(body, apart)
+	})
 	if _, body := page(t, ready); !strings.Contains(body, "\nwarning: listen.cert_file expired on 20") {
 		t.Errorf("got %q, want that the certificate has expired", body)
 	}
@@ -360,9 +369,11 @@ workers:
 	if _, body := page(t, ready); !strings.Contains(body, "\nwarning: "+nobody+"\n") {
 		t.Errorf("got %q, want that no worker is known", body)
 	}
-	const series = `kvlane_worker_warnings{reason="no_workers",worker=""} 1`
-	if _, body := page(t, strings.TrimSuffix(ready, "/readyz")+"/metrics"); !strings.Contains(body, series) {
-		t.Errorf("got no series %s", series)
+	for _, reason := range []string{"no_workers", "replicas_apart"} {
+		series := fmt.Sprintf("kvlane_worker_warnings{reason=%q,worker=\"\"} 1\n", reason)
+		if _, body := page(t, admin+"/metrics"); !strings.Contains(body, series) {
+			t.Errorf("got no series %s", series)
+		}
 	}
 	until(t, ready, func(int, string) bool { return strings.Contains(log.String(), "ready, but "+nobody) })
 	write(file, "- address: 127.0.0.1:1\n")

@@ -97,14 +97,15 @@ func (p *Pages) Handler() http.Handler {
 	mux.HandleFunc("GET /debug/decisions/{id}", p.of(func(w http.ResponseWriter, r *http.Request, e *Entry) { p.show(w, r, []*Entry{e}, e) }))
 	mux.HandleFunc("GET /debug/decisions/{id}/export", p.of(p.export))
 	mux.HandleFunc("POST /debug/record", p.record)
-	mux.HandleFunc("GET /debug/index", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.Index()) })
-	mux.HandleFunc("GET /debug/workers", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.Workers()) })
+	mux.HandleFunc("GET /debug/index", func(w http.ResponseWriter, _ *http.Request) { WriteJSON(w, p.Index()) })
+	mux.HandleFunc("GET /debug/workers", func(w http.ResponseWriter, _ *http.Request) { WriteJSON(w, p.Workers()) })
 	mux.HandleFunc("GET /debug/status", p.status)
 	mux.HandleFunc("GET /debug/stream", p.stream)
 	return mux
 }
 
-func writeJSON(w http.ResponseWriter, v any) {
+// WriteJSON answers with v.
+func WriteJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
@@ -136,8 +137,8 @@ func (p *Pages) decisions(w http.ResponseWriter, r *http.Request) {
 
 // show writes the entries as text, with the current warnings, if the request accepts text, and v as JSON otherwise.
 func (p *Pages) show(w http.ResponseWriter, r *http.Request, list []*Entry, v any) {
-	if !wantsText(r) {
-		writeJSON(w, v)
+	if !strings.Contains(r.Header.Get("Accept"), "text/plain") {
+		WriteJSON(w, v)
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -151,8 +152,6 @@ func (p *Pages) show(w http.ResponseWriter, r *http.Request, list []*Entry, v an
 		WriteWarnings(w, p.Warnings())
 	}
 }
-
-func wantsText(r *http.Request) bool { return strings.Contains(r.Header.Get("Accept"), "text/plain") }
 
 // of returns a handler that calls serve with the decision that the request's path names, or answers 404.
 func (p *Pages) of(serve func(http.ResponseWriter, *http.Request, *Entry)) http.HandlerFunc {
@@ -170,7 +169,7 @@ func (p *Pages) export(w http.ResponseWriter, _ *http.Request, e *Entry) {
 		http.Error(w, "this decision was not recorded: POST /debug/record before it", http.StatusNotFound)
 		return
 	}
-	writeJSON(w, e.Recorded)
+	WriteJSON(w, e.Recorded)
 }
 
 func (p *Pages) record(w http.ResponseWriter, r *http.Request) {
@@ -179,7 +178,7 @@ func (p *Pages) record(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	p.Record(n)
-	writeJSON(w, map[string]int{"recording": n})
+	WriteJSON(w, map[string]int{"recording": n})
 }
 
 func (p *Pages) status(w http.ResponseWriter, _ *http.Request) {

@@ -22,8 +22,6 @@ func (v version) before(o version) bool {
 	return cmp.Or(cmp.Compare(o.generation, v.generation), cmp.Compare(v.time, o.time), cmp.Compare(v.origin, o.origin)) < 0
 }
 
-const none = ^uint32(0)
-
 // scanAtATime bounds the conversations that are read in one go under the lock.
 const scanAtATime = 4096
 
@@ -48,15 +46,15 @@ type binding struct {
 
 // bindings is an LRU table of the conversations of one leg, as all replicas merge them.
 type bindings struct {
-	max            int
-	byKey          map[routing.Key]uint32
-	slab           []binding
-	newest, oldest uint32
-	missing        int
+	max   int
+	byKey map[routing.Key]uint32
+	// slab[0] is not a conversation: it closes the ring, between the newest (its older) and the oldest (its newer).
+	slab    []binding
+	missing int
 }
 
 func newBindings(limit int) *bindings {
-	return &bindings{max: limit, byKey: map[routing.Key]uint32{}, newest: none, oldest: none}
+	return &bindings{max: limit, byKey: map[routing.Key]uint32{}, slab: make([]binding, 1)}
 }
 
 func (t *bindings) find(k routing.Key) *binding {
@@ -70,7 +68,7 @@ func (t *bindings) find(k routing.Key) *binding {
 func (t *bindings) put(b binding) *binding {
 	var i uint32
 	if len(t.byKey) >= t.max {
-		i = t.oldest
+		i = t.slab[0].newer
 		t.setMissing(&t.slab[i], false)
 		t.unlink(i)
 		delete(t.byKey, t.slab[i].key)
@@ -88,7 +86,7 @@ func (t *bindings) put(b binding) *binding {
 // touch makes a conversation the most recently used one.
 func (t *bindings) touch(b *binding, used uint64) {
 	b.used = used
-	if i := t.byKey[b.key]; i != t.newest {
+	if i := t.byKey[b.key]; i != t.slab[0].older {
 		t.unlink(i)
 		t.link(i)
 	}
@@ -105,27 +103,13 @@ func (t *bindings) setMissing(b *binding, missing bool) {
 
 func (t *bindings) link(i uint32) {
 	b := &t.slab[i]
-	b.newer, b.older = none, t.newest
-	if t.newest != none {
-		t.slab[t.newest].newer = i
-	} else {
-		t.oldest = i
-	}
-	t.newest = i
+	b.newer, b.older = 0, t.slab[0].older
+	t.slab[b.older].newer, t.slab[0].older = i, i
 }
 
 func (t *bindings) unlink(i uint32) {
 	b := &t.slab[i]
-	if b.newer != none {
-		t.slab[b.newer].older = b.older
-	} else {
-		t.newest = b.older
-	}
-	if b.older != none {
-		t.slab[b.older].newer = b.newer
-	} else {
-		t.oldest = b.newer
-	}
+	t.slab[b.newer].older, t.slab[b.older].newer = b.older, b.newer
 }
 
 // use is when the conversation at a place of the table was used last.

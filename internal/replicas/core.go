@@ -104,7 +104,8 @@ type Core struct {
 	out    []Out
 
 	peers    map[string]*peer
-	free     int  // bookings that may still be copied
+	free     int // bookings that may still be copied
+	settings uint32
 	greeted  bool // a heartbeat is queued since the last Take: it answers further hellos, too
 	requests uint64
 	legs     [numLegs]*bindings
@@ -121,16 +122,13 @@ type Core struct {
 // it the router's Sharer before the first request.
 func New(id string, router *routing.Router, now time.Duration, wake func()) *Core {
 	c := &Core{id: id, router: router, wake: wake, own: map[routing.ReservationID]routing.Booking{}, peers: map[string]*peer{},
-		started: now, ticked: now, beat: now, changed: now}
+		batch: writer{m: &kvlanev1.ReplicaMessage{}}, started: now, ticked: now, beat: now, changed: now}
 	for leg := range c.legs {
 		c.legs[leg] = newBindings(router.Config().MaxConversations)
 	}
-	c.newBatch()
 	c.Hello()
 	return c
 }
-
-func (c *Core) newBatch() { c.batch = writer{m: &kvlanev1.ReplicaMessage{}} }
 
 // tell queues a message, stamped with the current sequence number and clock, to one replica or, with "", to all.
 func (c *Core) tell(to string, m *kvlanev1.ReplicaMessage) {
@@ -220,7 +218,7 @@ func (c *Core) queued() {
 		// Others see the gap in the sequence numbers.
 		c.stats.Overflows++
 		c.seq++
-		c.newBatch()
+		c.batch = writer{m: &kvlanev1.ReplicaMessage{}}
 	}
 }
 
@@ -231,13 +229,13 @@ func (c *Core) flush() {
 	}
 	c.seq++
 	c.tell("", c.batch.m)
-	c.newBatch()
+	c.batch = writer{m: &kvlanev1.ReplicaMessage{}}
 }
 
 // heartbeat sends the sum of the ledger.
 func (c *Core) heartbeat() {
 	c.flush() // the sum belongs to the last sequence number
-	c.tell("", &kvlanev1.ReplicaMessage{Sum: &kvlanev1.ReplicaSum{Bookings: c.sum.count, Hash: c.sum.hash}})
+	c.tell("", &kvlanev1.ReplicaMessage{Sum: &kvlanev1.ReplicaSum{Bookings: c.sum.count, Hash: c.sum.hash}, Settings: c.settings})
 }
 
 // Take returns the messages to send, gathered changes included, in order.
@@ -344,7 +342,8 @@ func (c *Core) State(now time.Duration) State {
 		if !p.live {
 			continue // without a state its messages may be a replay of those of a replica that has ended
 		}
-		s.Peers = append(s.Peers, PeerState{ID: p.id, Synced: synced, Seq: p.seq, Bookings: p.sum.count, Unknown: p.missing, Silent: (now - p.heard).Seconds()})
+		s.Peers = append(s.Peers, PeerState{ID: p.id, Synced: synced, Seq: p.seq, Bookings: p.sum.count, Unknown: p.missing, Silent: (now - p.heard).Seconds(),
+			OtherSettings: p.otherSettings, Ahead: p.ahead.Seconds()})
 	}
 	return s
 }

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -1106,7 +1107,7 @@ func TestExtremeBindingsLeaveMessagesThatOthersAccept(t *testing.T) {
 }
 
 // lastKey is the conversation that was used last.
-func lastKey(c *Core) routing.Key { return c.legs[0].slab[c.legs[0].newest].key }
+func lastKey(c *Core) routing.Key { return c.legs[0].slab[c.legs[0].slab[0].older].key }
 
 func TestHeldMessagesAreBounded(t *testing.T) {
 	_, b := pair(t)
@@ -1175,8 +1176,8 @@ func TestFieldsOfLaterVersionsArePassedOn(t *testing.T) {
 				t.Errorf("%s: got %d bytes of unknown fields, want at most %d", name, len(x.later), maxLater)
 			}
 		}
-		if kept != 1 || len(c.legs[0].slab) != 2 {
-			t.Errorf("%s: got %d of %d conversations with the unknown field, want 1 of 2", name, kept, len(c.legs[0].slab))
+		if kept != 1 || len(c.legs[0].byKey) != 2 {
+			t.Errorf("%s: got %d of %d conversations with the unknown field, want 1 of 2", name, kept, len(c.legs[0].byKey))
 		}
 	}
 	w := writer{m: &message{}}
@@ -1202,12 +1203,16 @@ func TestSealedMessagesBelongToTheirSubject(t *testing.T) {
 // Strangers' connections cannot fill the log.
 func TestWarningsOfNATSAreBounded(t *testing.T) {
 	var out strings.Builder
-	l := newNATSLog(zerolog.New(&out))
+	var last atomic.Value
+	l := newNATSLog(zerolog.New(&out), &last)
 	for i := range 1000 {
 		l.Errorf("authentication error %d", i)
 	}
 	if n := strings.Count(out.String(), "authentication error: give all replicas the same secret in fleet.embedded.secret_file 4"); n != 1 || strings.Count(out.String(), "\n") != 5 {
 		t.Errorf("got %s of 1,000 warnings, want 5 with advice", &out)
+	}
+	if got := fmt.Sprint(last.Load()); !strings.HasSuffix(got, "secret_file 999") {
+		t.Errorf("got the last error %q, want the 999th", got)
 	}
 	l.Fatalf("the port is taken")
 	l.Noticef("a route")

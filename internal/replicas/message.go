@@ -31,8 +31,6 @@ const (
 	maxGeneration = 1<<31 - 1
 )
 
-var errMessage = errors.New("not a message of a replica")
-
 // Parse decodes a message and checks all that later code relies on: ids are not empty and targets exist.
 func Parse(data []byte) (*kvlanev1.ReplicaMessage, error) {
 	m := new(kvlanev1.ReplicaMessage)
@@ -55,16 +53,15 @@ func Parse(data []byte) (*kvlanev1.ReplicaMessage, error) {
 		ok = ok && p.GetPart() < p.GetParts() && p.GetParts() <= maxParts
 	}
 	if !ok {
-		return nil, errMessage
+		return nil, errors.New("not a message of a replica")
 	}
 	return m, nil
 }
 
 // Phases of Booking.Phase.
 const (
-	phaseTransferring = 2
-	phaseDecoding     = 3
-	numLegs           = 2
+	phaseDecoding = 3
+	numLegs       = 2
 )
 
 // writer fills a message; targets are named once.

@@ -1,13 +1,14 @@
 package replicas
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
-	"encoding/json"
 	"fmt"
-	"net/http"
+	"maps"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,11 +29,13 @@ const (
 	tickEvery  = 100 * time.Millisecond
 	// helloEvery is how often a replica that starts asks the others to answer.
 	helloEvery = 200 * time.Millisecond
+	maxAhead   = 2 * time.Second // of another replica's clock, without a warning
 )
 
 // Options of a Node.
 type Options struct {
-	Config *config.Fleet
+	Config   *config.Fleet
+	Settings uint32 // of the function Settings; 0 is compared with nothing
 	// Update runs a change of the router under the lock that guards it.
 	Update func(change func(r *routing.Router, now time.Duration))
 	Log    zerolog.Logger
@@ -102,6 +105,7 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 		// A clock that starts at 0 would make the bindings of a replica that starts cut off
 		// earlier than all others. Below 16,000 events a second clocks stay behind the wall clock.
 		n.core.wall = time.Duration(max(time.Now().UnixNano(), 0))
+		n.core.settings = o.Settings
 		n.core.clock = uint64(n.core.wall.Milliseconds()) << 4
 		if o.Config.Persist.Enabled {
 			n.store = &store{fleet: o.Config, log: n.log}
@@ -133,15 +137,15 @@ func newID(name string) string {
 	if name == "" {
 		name, _ = os.Hostname()
 	}
-	name = strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' {
-			return r
-		}
-		return '-'
-	}, name)
-	suffix := make([]byte, 5)
-	_, _ = rand.Read(suffix) // never fails
-	return name[:min(len(name), 63)] + "-" + hex.EncodeToString(suffix)
+	name = regexp.MustCompile("[^a-zA-Z0-9_-]").ReplaceAllString(name, "-")
+	return name[:min(len(name), 63)] + "-" + strings.ToLower(rand.Text()[:10])
+}
+
+// Settings hashes what has to be the same on all replicas. Its 16 bits do not confirm a guessed key.
+func Settings(i *config.Index) uint32 {
+	secret, _ := i.Secret() // was read before
+	sum := derive(secret, fmt.Sprint("settings ", i.BlockSize))
+	return 1<<16 | uint32(sum[0])<<8 | uint32(sum[1])
 }
 
 func (n *Node) changes(id string) string  { return n.o.Config.Name + ".v1.changes." + id }
@@ -233,9 +237,15 @@ func (n *Node) receive(msg *nats.Msg) {
 	if reply != n.parts(m.GetReplica()) {
 		reply = "" // an answer goes only to its asker
 	}
-	n.o.Update(func(_ *routing.Router, now time.Duration) { n.core.Receive(now, m, reply) })
+	delay := time.Duration(time.Now().UnixNano() - m.GetSent())
+	n.o.Update(func(_ *routing.Router, now time.Duration) {
+		n.core.Receive(now, m, reply)
+		if p := n.core.peers[m.GetReplica()]; p != nil && m.GetSent() != 0 {
+			p.ahead = max(-delay, 0)
+		}
+	})
 	if m.GetSent() != 0 && n.o.Delay != nil {
-		n.o.Delay.Observe(max(time.Duration(time.Now().UnixNano()-m.GetSent()), 0).Seconds())
+		n.o.Delay.Observe(max(delay, 0).Seconds())
 	}
 }
 
@@ -271,11 +281,8 @@ func (n *Node) send(ctx context.Context) {
 // found reports whether there are more routes, or a connection to NATS, since the last call.
 func (n *Node) found() bool {
 	was := n.routes
-	n.routes = 0
-	if n.server != nil {
+	if n.routes = int(observe.Gauge(n.conn.IsConnected())); n.server != nil {
 		n.routes = n.server.NumRoutes()
-	} else if n.conn.IsConnected() {
-		n.routes = 1
 	}
 	return n.routes > was
 }
@@ -431,6 +438,9 @@ type PeerState struct {
 	Bookings uint64  `json:"bookings"`
 	Unknown  int     `json:"unknown_targets"`
 	Silent   float64 `json:"silent_seconds"`
+	// OtherSettings reports another index.key or index.block_size; Ahead is how far its clock is ahead, 0 if it is behind.
+	OtherSettings bool    `json:"other_settings"`
+	Ahead         float64 `json:"clock_ahead_seconds"`
 }
 
 // State returns the present state.
@@ -443,16 +453,41 @@ func (n *Node) State() State {
 	return s
 }
 
-// ServeHTTP shows the state as JSON.
-func (n *Node) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	_ = e.Encode(n.State()) //nolint:errchkjson // the client left
+// Warnings returns why this replica shares less than is configured, at most one for each reason, in their order.
+func (n *Node) Warnings() (list []observe.Warning) {
+	if n == nil {
+		return nil
+	}
+	s, texts := n.State(), map[string]string{}
+	for _, p := range s.Peers {
+		if p.Ahead > maxAhead.Seconds() {
+			texts["clocks_differ"] = fmt.Sprintf("the clock of %s is %.1f s ahead of this one's: synchronize the clocks of both machines", p.ID, p.Ahead)
+		}
+		if p.OtherSettings {
+			texts["other_settings"] = p.ID + " has another index.key or index.block_size, so conversations are not shared with it: give all replicas the same"
+		}
+	}
+	if n.store != nil && n.store.tried.Load() && !n.store.works.Load() {
+		texts["not_stored"] = fmt.Sprint("bindings of conversations are not stored (fleet.persist): ", n.store.why.Load())
+	}
+	if !s.Connected {
+		texts["replicas_apart"] = fmt.Sprint("no connection to NATS, routing alone: ", n.conn.LastError())
+	} else if n.server != nil && len(s.Peers) < int(n.server.others.Load()) {
+		why, _ := n.server.refused.Load().(string)
+		if why == "" && s.Stats.Malformed > 0 {
+			why = "messages cannot be read: " + oneSecret
+		}
+		texts["replicas_apart"] = fmt.Sprintf("%d of %d others are known: %s", len(s.Peers), n.server.others.Load(), cmp.Or(why, "the rest has not answered"))
+	}
+	for _, reason := range slices.Sorted(maps.Keys(texts)) {
+		list = append(list, observe.Warning{Reason: reason, Text: observe.ClipTo("replicas: "+texts[reason], observe.MaxText)})
+	}
+	return list
 }
 
 // Collect emits the metrics.
 func (n *Node) Collect(emit observe.Emit) {
+	emit.Warnings(n.Warnings())
 	s := n.State()
 	emit("replicas", "Replicas of the fleet that this one shares with, itself included.", float64(len(s.Peers)+1))
 	emit("replicas_connected", "1 if NATS takes messages.", observe.Gauge(s.Connected))
@@ -460,16 +495,13 @@ func (n *Node) Collect(emit observe.Emit) {
 	emit("replicas_sent_bytes_total", "Bytes of messages sent to other replicas.", float64(s.SentBytes))
 	emit("replicas_unsent_total", "Messages that NATS did not take.", float64(s.Unsent))
 	emit("replicas_received_total", "Messages received from other replicas.", float64(s.Stats.Received))
-	type reasons []struct {
-		reason string
-		count  uint64
-	}
-	for _, r := range (reasons{{"new", s.Stats.New}, {"gap", s.Stats.Gaps}, {"error", s.Stats.Errors}, {"stopped", s.Stats.Stopped}}) {
+	type reasons map[string]uint64
+	for reason, count := range (reasons{"new": s.Stats.New, "gap": s.Stats.Gaps, "error": s.Stats.Errors, "stopped": s.Stats.Stopped}) {
 		emit("replicas_resyncs_total", "Whole states asked of other replicas, by reason: new, gap (lost messages), error (ledgers that differed), stopped (no answer).",
-			float64(r.count), "reason", r.reason)
+			float64(count), "reason", reason)
 	}
-	for _, r := range (reasons{{"malformed", s.Stats.Malformed}, {"refused", s.Stats.Refused}, {"duplicate", s.Stats.Duplicates}, {"unknown_target", s.Stats.Unknown}, {"overflow", s.Stats.Overflows}}) {
-		emit("replicas_ignored_total", "Messages or parts of them that had no effect, by reason.", float64(r.count), "reason", r.reason)
+	for reason, count := range (reasons{"malformed": s.Stats.Malformed, "refused": s.Stats.Refused, "duplicate": s.Stats.Duplicates, "unknown_target": s.Stats.Unknown, "overflow": s.Stats.Overflows}) {
+		emit("replicas_ignored_total", "Messages or parts of them that had no effect, by reason.", float64(count), "reason", reason)
 	}
 	if n.store != nil {
 		emit("replicas_store_works", "1 if bindings of conversations are stored (fleet.persist).", observe.Gauge(n.store.works.Load()))

@@ -189,12 +189,74 @@ func TestAnotherSecretNeitherReadsNorWrites(t *testing.T) {
 		if want := []int{1, 1, 0, 0}[i]; len(s.Peers) != want || x.live() != 1 {
 			t.Errorf("replica %d: got %d others and %d bookings, want %d and 1", i, len(s.Peers), x.live(), want)
 		}
+		others := len(secrets) - 1 - len(s.Peers)
+		eventually(t, "warning of those with another secret", func() bool {
+			text := warningOf(x, "replicas_apart")
+			return strings.Contains(text, fmt.Sprintf("%d of 3 others", len(s.Peers))) && strings.Contains(text, oneSecret) && others > 0
+		})
 		if i > 1 && s.Stats.Received > 0 {
 			t.Errorf("replica %d: got %d messages, want none", i, s.Stats.Received)
 		}
 	}
 	for _, x := range m {
 		x.Close()
+	}
+}
+
+// warningOf returns the text of a replica's warning, "" if it has none for the reason.
+func warningOf(m *member, reason string) string {
+	for _, w := range m.Warnings() {
+		if w.Reason == reason {
+			return w.Text
+		}
+	}
+	return ""
+}
+
+func TestOtherSettingsAreTold(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	index := func(key string, size int) *config.Index { return &config.Index{Key: key, BlockSize: size} }
+	same := Settings(index("k", 16))
+	if Settings(index("k", 16)) != same || Settings(index("l", 16)) == same || Settings(index("k", 32)) == same || same == 0 {
+		t.Error("got a hash that does not tell key and block size")
+	}
+	addresses := freePorts(t, 3)
+	m := make([]*member, 3)
+	for i, settings := range []uint32{same, Settings(index("l", 16)), 0} { // an earlier version sends 0
+		f := defaultFleet(config.FleetEmbedded)
+		f.Replica, f.Embedded.Listen, f.Embedded.Routes = fmt.Sprint("r", i), addresses[i], addresses
+		m[i] = &member{t: t, router: newRouter(t, 4), start: time.Now()}
+		m[i].Node = must(Start(t.Context(), Options{Config: &f, Settings: settings, Update: m[i].update}))
+	}
+	for i := range 2 {
+		eventually(t, "warning", func() bool { return strings.Contains(warningOf(m[i], "other_settings"), m[1-i].id) })
+	}
+	eventually(t, "all without another warning", func() bool {
+		return len(m[0].Warnings()) == 1 && len(m[1].Warnings()) == 1 && len(m[2].Warnings()) == 0
+	})
+	for _, x := range m {
+		x.Close()
+	}
+}
+
+func TestAClockThatIsAheadIsTold(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	m := cluster(t, freePorts(t, 2), func(*config.Fleet) {})
+	eventually(t, "pair", func() bool { return len(m[0].State().Peers) == 1 && len(m[1].State().Peers) == 1 })
+	m[1].pick("in time")
+	eventually(t, "warning of the clock", func() bool {
+		m[0].since.Store(time.Now().Add(time.Hour).UnixNano()) // as of a change made then
+		m[0].pick("ahead")
+		return strings.Contains(warningOf(m[1], "clocks_differ"), m[0].id)
+	})
+	if got := warningOf(m[0], "clocks_differ"); got != "" {
+		t.Errorf("the replica that is ahead: got %q, want no warning", got)
+	}
+	for _, x := range m {
+		x.Close()
+	}
+	if got := (*Node)(nil).Warnings(); got != nil {
+		t.Errorf("without replicas: got %v, want none", got)
 	}
 }
 
@@ -280,6 +342,7 @@ func TestRoutesWithTLSAndNewCertificates(t *testing.T) {
 	if got := len(m[2].State().Peers); got != 0 {
 		t.Errorf("a replica with a certificate of another CA: got %d others, want none", got)
 	}
+	eventually(t, "warning of the other CA", func() bool { return strings.Contains(warningOf(m[0], "replicas_apart"), oneAuthority) })
 	// Certificates and CA are replaced while all run; then one replica starts anew.
 	newOne, newKey := newCA(t, caFile)
 	for i := range 2 {
@@ -348,11 +411,22 @@ func TestExternalServerIsKilledAndComesBack(t *testing.T) {
 	if got := connected(a); got != 0 {
 		t.Errorf("without NATS: got replicas_connected %v, want 0", got)
 	}
+	for _, m := range []*member{a, b} {
+		eventually(t, "warning of the connection", func() bool {
+			return strings.HasPrefix(warningOf(m, "replicas_apart"), "replicas: no connection to NATS")
+		})
+	}
 	b.pick("d") // decided alone
 	a.update(func(r *routing.Router, now time.Duration) { r.Release(now, plan.Reservation) })
 	eventually(t, "drop of the silent replica", func() bool { return len(a.State().Peers) == 0 && a.live() == 0 && b.live() == 1 })
 	s = startNATS(t, port)
 	eventually(t, "agreement", func() bool { return len(a.State().Peers) == 1 && a.live() == 1 && b.live() == 1 })
+	if got := a.Warnings(); len(got) > 0 {
+		t.Errorf("with NATS again: got %v, want no warning", got)
+	}
+	if got := warningOf(stranger, "replicas_apart"); !strings.Contains(got, "Authorization Violation") {
+		t.Errorf("with a wrong password: got %q, want a warning with NATS' reason", got)
+	}
 	if got := len(other.State().Peers) + len(stranger.State().Peers); got != 0 {
 		t.Errorf("replicas of another fleet and with a wrong password: got %d others, want none", got)
 	}
@@ -620,7 +694,7 @@ func TestAServerThatHangsIsNotWaitedForLong(t *testing.T) {
 func TestThePasswordOfRoutesIsNotLogged(t *testing.T) {
 	var text strings.Builder
 	route := must(url.Parse("nats-route://kvlane:hidden@10.0.0.1:6222"))
-	natsLog{zerolog.New(&text)}.Noticef("Removed route %v", route)
+	natsLog{log: zerolog.New(&text)}.Noticef("Removed route %v", route)
 	if strings.Contains(text.String(), "hidden") || !strings.Contains(text.String(), "10.0.0.1:6222") {
 		t.Errorf("got %s, want the address without the password", text.String())
 	}

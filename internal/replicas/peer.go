@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"time"
+	"unique"
 
 	"google.golang.org/protobuf/proto"
 
@@ -36,6 +37,9 @@ type peer struct {
 	missing    int // copies that are not applied
 	// full reports that it has more bookings than this replica copies; their checksums are not compared then.
 	full bool
+	// otherSettings reports that its settings differ from this replica's; ahead is how far ahead its wall clock is, if it is.
+	otherSettings bool
+	ahead         time.Duration
 
 	// request is the number of the outstanding state request, 0 for none. Until the last part
 	// has arrived changes are held.
@@ -182,8 +186,9 @@ func (c *Core) changes(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	}
 }
 
-// compare finds changes that were lost before a heartbeat, and ledgers that differ.
+// compare finds changes that were lost before a heartbeat, and ledgers and settings that differ.
 func (c *Core) compare(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
+	p.otherSettings = m.GetSettings() != 0 && c.settings != 0 && m.GetSettings() != c.settings
 	switch {
 	case m.GetSeq() < p.seq:
 		c.stats.Duplicates++
@@ -412,21 +417,22 @@ func (c *Core) drop(now time.Duration, p *peer) {
 func (c *Core) join(m *kvlanev1.ReplicaMessage, v *kvlanev1.ReplicaConversation) (wins bool) {
 	t := c.legs[v.GetLeg()]
 	key := routing.Key{Hi: v.GetHi(), Lo: v.GetLo()}
-	got := version{v.GetGeneration(), v.GetTime(), c.intern(v.GetOrigin())}
+	got := version{v.GetGeneration(), v.GetTime(), unique.Make(v.GetOrigin()).Value()}
 	c.clock = max(c.clock, v.GetTime()) + 1
 	b := t.find(key)
 	later := laterFields(v)
+	if b != nil && b.generation == got.generation && b.version != got {
+		c.stats.Conflicts++
+	}
 	changed := b == nil || b.tail != v.GetTail() || b.later != later
 	switch {
 	case b == nil:
 		b = t.put(binding{key: key, target: targetOf(m, v.GetTarget()), version: got, used: c.clock})
 	case got.before(b.version):
-		c.conflict(got, b.version)
 		t.setMissing(b, false)
 		b.target, b.version, changed = targetOf(m, v.GetTarget()), got, true
 		t.touch(b, c.clock)
 	case b.before(got):
-		c.conflict(got, b.version)
 		t.touch(b, c.clock)
 		return true
 	default:
@@ -441,23 +447,6 @@ func (c *Core) join(m *kvlanev1.ReplicaMessage, v *kvlanev1.ReplicaConversation)
 		t.setMissing(b, true)
 	}
 	return false
-}
-
-func (c *Core) conflict(a, b version) {
-	if a.generation == b.generation {
-		c.stats.Conflicts++
-	}
-}
-
-// intern returns a known replica id as a string of its own, so that bindings do not keep a message's memory alive.
-func (c *Core) intern(id string) string {
-	if id == c.id {
-		return c.id
-	}
-	if p := c.peers[id]; p != nil {
-		return p.id
-	}
-	return id
 }
 
 // applyMissing applies bookings and bindings whose target was unknown when they arrived, if it is known now.

@@ -18,6 +18,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/observe"
 )
 
 const (
@@ -29,9 +30,10 @@ const (
 	// pingEvery is the interval of pings between processes; two without an answer end a connection, so that a cut is noticed
 	// long before TCP's retransmissions end. Within a process nothing is cut: pings would only end connections of one that
 	// waits for a processor.
-	pingEvery = time.Second
-	routeUser = "kvlane" // the user name of routes
-	oneSecret = "give all replicas the same secret in fleet.embedded.secret_file"
+	pingEvery    = time.Second
+	routeUser    = "kvlane" // the user name of routes
+	oneSecret    = "give all replicas the same secret in fleet.embedded.secret_file"
+	oneAuthority = "give all replicas certificates of the CA in fleet.embedded.tls.ca_file"
 )
 
 // natsServer is the NATS server of mode embedded. Its only client is in this process.
@@ -47,6 +49,7 @@ type natsServer struct {
 	// connection since a route last ended.
 	routes  int
 	reached map[string]bool
+	refused atomic.Value // text of the last error that NATS logged, "" once all routes exist
 }
 
 func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, log zerolog.Logger) (*natsServer, error) {
@@ -81,7 +84,7 @@ func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, lo
 	if s.Server, err = server.NewServer(s.opts.Clone()); err != nil {
 		return nil, fmt.Errorf("fleet.embedded: %w", err)
 	}
-	s.SetLoggerV2(newNATSLog(log), false, false, false)
+	s.SetLoggerV2(newNATSLog(log, &s.refused), false, false, false)
 	s.Start()
 	if !s.ReadyForConnections(5 * time.Second) {
 		s.stop()
@@ -136,13 +139,13 @@ func (s *natsServer) resolve(ctx context.Context) []*url.URL {
 // own reports whether an address is this replica's.
 func (s *natsServer) own(address string) bool {
 	host, port, _ := net.SplitHostPort(address)
-	if port != strconv.Itoa(s.opts.Cluster.Port) {
+	ip := net.ParseIP(s.opts.Cluster.Host)
+	switch {
+	case port != strconv.Itoa(s.opts.Cluster.Port):
 		return false
-	}
-	if host == s.opts.Cluster.Host {
+	case host == s.opts.Cluster.Host:
 		return true
-	}
-	if ip := net.ParseIP(s.opts.Cluster.Host); s.opts.Cluster.Host != "" && (ip == nil || !ip.IsUnspecified()) {
+	case s.opts.Cluster.Host != "" && (ip == nil || !ip.IsUnspecified()):
 		return false
 	}
 	addresses, err := net.InterfaceAddrs()
@@ -163,14 +166,12 @@ func (s *natsServer) follow(ctx context.Context) {
 			return
 		case <-probe.C:
 			s.probe(ctx)
-			continue
 		case <-tick.C:
+			routes := s.resolve(ctx) // none if the resolver fails for a moment
+			if len(routes) > 0 && !slices.EqualFunc(routes, s.opts.Routes, func(a, b *url.URL) bool { return a.Host == b.Host }) {
+				s.connectTo(routes)
+			}
 		}
-		routes := s.resolve(ctx)
-		if len(routes) == 0 || slices.EqualFunc(routes, s.opts.Routes, func(a, b *url.URL) bool { return a.Host == b.Host }) {
-			continue // a resolver that fails for a moment changes nothing
-		}
-		s.connectTo(routes)
 	}
 }
 
@@ -189,6 +190,7 @@ func (s *natsServer) probe(ctx context.Context) {
 		clear(s.reached)
 	}
 	if s.routes = routes; routes >= int(s.others.Load()) {
+		s.refused.Store("")
 		return
 	}
 	found := false
@@ -222,14 +224,19 @@ func (s *natsServer) connected(address string) bool {
 
 // natsLog forwards the NATS server's log. Notices and warnings become debug lines: they are about routine events such as
 // a closed route, and Node logs the replicas that come and go.
-type natsLog struct{ log zerolog.Logger }
+type natsLog struct {
+	log      zerolog.Logger
+	last     *atomic.Value // text of the last error
+	warnings zerolog.Level // of NATS' warnings: those of a store are about files that cannot be read
+}
 
 // advised says what to do about a message at the side that connects, and at the other one.
-var advised = strings.NewReplacer("Authorization Violation", "Authorization Violation: "+oneSecret, "authentication error", "authentication error: "+oneSecret)
+var advised = strings.NewReplacer("Authorization Violation", "Authorization Violation: "+oneSecret, "authentication error", "authentication error: "+oneSecret,
+	"x509: ", oneAuthority+": x509: ")
 
 // newNATSLog limits the rate of warnings: anybody who can connect to the port can cause them.
-func newNATSLog(log zerolog.Logger) natsLog {
-	return natsLog{log.Sample(zerolog.LevelSampler{WarnSampler: &zerolog.BurstSampler{Burst: 5, Period: 10 * time.Second}})}
+func newNATSLog(log zerolog.Logger, last *atomic.Value) natsLog {
+	return natsLog{log.Sample(zerolog.LevelSampler{WarnSampler: &zerolog.BurstSampler{Burst: 5, Period: 10 * time.Second}}), last, zerolog.DebugLevel}
 }
 
 func (l natsLog) Noticef(format string, v ...any) {
@@ -240,9 +247,13 @@ func (l natsLog) Noticef(format string, v ...any) {
 	}
 	l.log.Debug().Msgf("nats: "+format, v...)
 }
-func (l natsLog) Warnf(format string, v ...any) { l.log.Debug().Msgf("nats: "+format, v...) }
+func (l natsLog) Warnf(format string, v ...any) { // some quote a file
+	l.log.WithLevel(l.warnings).Msg(observe.ClipTo("nats: "+fmt.Sprintf(format, v...), observe.MaxText))
+}
 func (l natsLog) Errorf(format string, v ...any) {
-	l.log.Warn().Msg("nats: " + advised.Replace(fmt.Sprintf(format, v...)))
+	text := advised.Replace(fmt.Sprintf(format, v...))
+	l.last.Store(text)
+	l.log.Warn().Msg("nats: " + text)
 }
 func (l natsLog) Fatalf(format string, v ...any) { l.log.Error().Msgf("nats: "+format, v...) }
 func (l natsLog) Debugf(string, ...any)          {}

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -87,7 +86,7 @@ func (c *Core) takeUnsaved() (list [numLegs][]binding) {
 // used ones.
 func (c *Core) saveAll(lost bool) {
 	for leg, t := range c.legs {
-		for i := t.newest; i != none; i = t.slab[i].older {
+		for i := t.slab[0].older; i != 0; i = t.slab[i].older {
 			b := &t.slab[i]
 			if lost {
 				b.saved = 0
@@ -145,6 +144,7 @@ type store struct {
 
 	// works reports whether the last attempt to open or write succeeded; tried that there was one.
 	works, tried  atomic.Bool
+	why           atomic.Value // text of the last attempt's error
 	saved, failed atomic.Uint64
 }
 
@@ -197,7 +197,7 @@ func (s *store) serve() (*nats.Conn, error) {
 	if s.server, err = server.NewServer(&server.Options{ServerName: "store", DontListen: true, NoSigs: true, MaxPayload: maxPayload}); err != nil {
 		return nil, err
 	}
-	s.server.SetLoggerV2(storeLog{natsLog{s.log}}, false, false, false)
+	s.server.SetLoggerV2(natsLog{s.log, new(atomic.Value), zerolog.WarnLevel}, false, false, false)
 	s.server.Start()
 	// 16 MiB more than the bucket holds, for JetStream's own records.
 	limit := int64(s.fleet.Persist.MaxBytes) + 16<<20
@@ -208,14 +208,6 @@ func (s *store) serve() (*nats.Conn, error) {
 	return s.conn, err
 }
 
-// storeLog forwards warnings, which are about unreadable files. They are cut because some quote the file.
-type storeLog struct{ natsLog }
-
-func (l storeLog) Warnf(format string, v ...any) {
-	text := fmt.Sprintf(format, v...)
-	l.log.Warn().Msg("replicas: store of conversations: " + strings.ToValidUTF8(text[:min(len(text), 300)], ""))
-}
-
 // claim locks a subfolder. Replicas may share the folder of fleet.persist, and their names
 // differ at each start: the subfolder that was written last has the newest bindings.
 func (s *store) claim() (string, error) {
@@ -223,26 +215,22 @@ func (s *store) claim() (string, error) {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return "", err
 	}
-	type candidate struct {
-		name string
-		used time.Time
-	}
-	list := make([]candidate, maxFolders)
-	for i := range list {
-		list[i].name = filepath.Join(root, strconv.Itoa(i))
-		if info, err := os.Stat(list[i].name + ".lock"); err == nil {
-			list[i].used = info.ModTime()
+	names, used := make([]string, maxFolders), map[string]time.Time{}
+	for i := range names {
+		names[i] = filepath.Join(root, strconv.Itoa(i))
+		if info, err := os.Stat(names[i] + ".lock"); err == nil {
+			used[names[i]] = info.ModTime()
 		}
 	}
-	slices.SortStableFunc(list, func(a, b candidate) int { return b.used.Compare(a.used) })
-	for _, c := range list {
-		lock, err := os.OpenFile(c.name+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	slices.SortStableFunc(names, func(a, b string) int { return used[b].Compare(used[a]) })
+	for _, name := range names {
+		lock, err := os.OpenFile(name+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {
 			return "", err
 		}
 		if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
 			s.lock = lock
-			return c.name, nil
+			return name, nil
 		}
 		_ = lock.Close()
 	}
@@ -266,6 +254,7 @@ func (s *store) close() {
 // report logs that the store works or not, once until it changes.
 func (s *store) report(err error) {
 	works := err == nil
+	s.why.Store(fmt.Sprint(err))
 	was := s.works.Swap(works)
 	switch {
 	case s.tried.Swap(true) && was == works:
@@ -406,17 +395,16 @@ func (s *store) write(ctx context.Context, messages []*kvlanev1.ReplicaMessage) 
 	acks := make([]jetstream.PubAckFuture, 0, len(messages))
 	for _, m := range messages {
 		v := m.GetConversations()[0]
-		data, failed := proto.Marshal(m)
-		if failed == nil {
-			var ack jetstream.PubAckFuture
-			subject := fmt.Sprintf("$KV.%s.%d.%016x%016x", s.kv.Bucket(), v.GetLeg(), v.GetHi(), v.GetLo())
-			if ack, failed = s.js.PublishMsgAsync(&nats.Msg{Subject: subject, Data: data}); failed == nil {
-				acks = append(acks, ack)
-				continue
-			}
+		var data []byte
+		if data, err = proto.Marshal(m); err != nil {
+			break
 		}
-		err = failed
-		break
+		subject := fmt.Sprintf("$KV.%s.%d.%016x%016x", s.kv.Bucket(), v.GetLeg(), v.GetHi(), v.GetLo())
+		var ack jetstream.PubAckFuture
+		if ack, err = s.js.PublishMsgAsync(&nats.Msg{Subject: subject, Data: data}); err != nil {
+			break
+		}
+		acks = append(acks, ack)
 	}
 	for _, ack := range acks {
 		select {

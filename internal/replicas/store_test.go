@@ -104,6 +104,9 @@ func TestABrokenStoreStopsNothing(t *testing.T) {
 		m.Node = must(Start(t.Context(), Options{Config: &f, Update: m.update, Log: zerolog.New(zerolog.SyncWriter(&text))}))
 		eventually(t, "readiness", func() bool { return m.Waiting() == "" })
 		m.pick("c")
+		if name == "a file" { // what cannot be read of a store is left out
+			eventually(t, "warning of the store", func() bool { return strings.Contains(warningOf(m, "not_stored"), folder) })
+		}
 		m.Close()
 		if !strings.Contains(text.String(), `"level":"warn"`) || !strings.Contains(text.String(), folder) {
 			t.Errorf("%s: got the log\n%swant a warning that names %s", name, text.String(), folder)

@@ -60,7 +60,10 @@ type ReplicaMessage struct {
 	// Receivers ignore one that is not later than the last: somebody may have recorded
 	// it and sent it again. 0 in messages of earlier versions, and in state requests and
 	// parts, which have ids of their own for that.
-	Number        uint64 `protobuf:"varint,16,opt,name=number,proto3" json:"number,omitempty"`
+	Number uint64 `protobuf:"varint,16,opt,name=number,proto3" json:"number,omitempty"`
+	// In heartbeats: a short hash of the settings that have to be the same on all
+	// replicas. 0 in messages of earlier versions.
+	Settings      uint32 `protobuf:"varint,17,opt,name=settings,proto3" json:"settings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -203,6 +206,13 @@ func (x *ReplicaMessage) GetBye() bool {
 func (x *ReplicaMessage) GetNumber() uint64 {
 	if x != nil {
 		return x.Number
+	}
+	return 0
+}
+
+func (x *ReplicaMessage) GetSettings() uint32 {
+	if x != nil {
+		return x.Settings
 	}
 	return 0
 }
@@ -727,7 +737,7 @@ var File_kvlane_v1_replicas_proto protoreflect.FileDescriptor
 
 const file_kvlane_v1_replicas_proto_rawDesc = "" +
 	"\n" +
-	"\x18kvlane/v1/replicas.proto\x12\tkvlane.v1\"\xeb\x04\n" +
+	"\x18kvlane/v1/replicas.proto\x12\tkvlane.v1\"\x87\x05\n" +
 	"\x0eReplicaMessage\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x18\n" +
 	"\areplica\x18\x02 \x01(\tR\areplica\x12\x10\n" +
@@ -746,7 +756,8 @@ const file_kvlane_v1_replicas_proto_rawDesc = "" +
 	"state_part\x18\r \x01(\v2\x1b.kvlane.v1.ReplicaStatePartR\tstatePart\x12\x14\n" +
 	"\x05hello\x18\x0e \x01(\bR\x05hello\x12\x10\n" +
 	"\x03bye\x18\x0f \x01(\bR\x03bye\x12\x16\n" +
-	"\x06number\x18\x10 \x01(\x04R\x06number\";\n" +
+	"\x06number\x18\x10 \x01(\x04R\x06number\x12\x1a\n" +
+	"\bsettings\x18\x11 \x01(\rR\bsettings\";\n" +
 	"\rReplicaTarget\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\"\xdc\x01\n" +
