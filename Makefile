@@ -34,7 +34,7 @@ help: ## Lists the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # DEMO is further flags of `kvlane demo`, such as addresses where the usual ports are taken.
-demo = $(BIN)/kvlane demo $(1) --envoy $(ENVOY) $(DEMO) || { code=$$?; echo "Flags go into DEMO: make $@ DEMO='--ingress 127.0.0.1:8081'" >&2; exit $$code; }
+demo = $(BIN)/kvlane demo $(1) --envoy $(ENVOY) $(DEMO) || { code=$$?; echo "Flags that are named above go into DEMO: make $@ DEMO='--FLAG 127.0.0.1:PORT'" >&2; exit $$code; }
 
 # Names everything that is missing before anything is built.
 .PHONY: able
