@@ -167,11 +167,10 @@ func (j *job) readUnknown() (*input, error) {
 	if unread, ok := errors.AsType[*body.UnreadError](err); ok {
 		return &input{}, j.unread(unread.Reason)
 	}
-	if err != nil { // engines refuse such bodies, too
-		return &input{}, nil
+	if in := (&input{body: req}); err == nil { // engines refuse other bodies, too
+		return in, j.readTenant(in)
 	}
-	in := &input{body: req}
-	return in, j.readTenant(in)
+	return &input{}, nil
 }
 
 // findStored reads the id of the answer that a request continues, reads or cancels. Where tenants are
