@@ -328,9 +328,12 @@ func (n *Node) restore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = w.Stop() }()
-	var batch []*kvlanev1.ReplicaMessage
-	count := 0
+	defer func() {
+		_ = w.Stop()
+		for range w.Updates() { // until it is closed: its sender might wait for ever otherwise
+		}
+	}()
+	batch, count := []*kvlanev1.ReplicaMessage(nil), 0
 	for {
 		var e jetstream.KeyValueEntry
 		select {
@@ -344,8 +347,7 @@ func (n *Node) restore(ctx context.Context) error {
 				n.malformed.Add(1)
 				continue
 			}
-			batch = append(batch, m)
-			count++
+			batch, count = append(batch, m), count+1
 		}
 		if e == nil || len(batch) == saveBatch {
 			n.o.Update(func(_ *routing.Router, now time.Duration) { n.core.restore(now, batch) })

@@ -1,6 +1,8 @@
 package replicas
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net"
@@ -18,6 +20,53 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 )
+
+// endless is a bucket whose watcher, as that of nats.go, ends only between two entries, which wait until they are read.
+type endless struct{ jetstream.KeyValue }
+
+type endlessWatcher struct {
+	jetstream.KeyWatcher
+	updates chan jetstream.KeyValueEntry
+	stopped chan struct{}
+}
+
+type noEntry struct{ jetstream.KeyValueEntry }
+
+func (noEntry) Value() []byte { return []byte("not a message") }
+
+func (w *endlessWatcher) Updates() <-chan jetstream.KeyValueEntry { return w.updates }
+
+func (w *endlessWatcher) Stop() error {
+	close(w.stopped)
+	return nil
+}
+
+func (endless) WatchAll(context.Context, ...jetstream.WatchOpt) (jetstream.KeyWatcher, error) {
+	w := &endlessWatcher{updates: make(chan jetstream.KeyValueEntry), stopped: make(chan struct{})}
+	go func() {
+		defer close(w.updates)
+		for {
+			w.updates <- noEntry{}
+			select {
+			case <-w.stopped:
+				return
+			default:
+			}
+		}
+	}()
+	return w, nil
+}
+
+// TestAReadThatIsCutOffLeavesNothing: the time for reading the stored bindings is over while more of them wait to be read.
+func TestAReadThatIsCutOffLeavesNothing(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	n := &Node{store: &store{kv: endless{}}}
+	if err := n.restore(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("got error %v, want canceled", err)
+	}
+}
 
 // stored starts replicas on addresses that store what they bind in a folder that they share.
 func stored(t testing.TB, folder string, count int) []*member {
