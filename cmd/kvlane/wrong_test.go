@@ -226,6 +226,8 @@ func TestSilentFailures(t *testing.T) {
 		{"models without an entry in `models`", "a model without an entry", fmt.Sprintf(`address: %q, models: [other], events: {endpoint: %q}`, otherName.Addr(), otherName.EventsEndpoint(0)),
 			"no entry of models is called other", "worker w: no entry of models is called other, which the worker lists: such requests are routed by load", "unknown_model"},
 		{"a tokenizer of another revision", "tokenizer of another revision", fmt.Sprintf(`address: %q, %s`, other(t, map[string]string{"/tokenize": `{"count": 3, "max_model_len": 4096, "tokens": [1, 2, 3]}`}), events), "the tokenizer differs", "its token ids of model demo differ", "tokens_differ"},
+		{"an engine that returns no ids, so that the tokenizer cannot be compared", "no ids", fmt.Sprintf(`address: %q, %s`, other(t, map[string]string{"/tokenize": ""}), events),
+			"not known whether the tokenizer is this worker's", "whether the tokenizer of model demo is its own is not known, as it returns no ids: ", "tokens_not_compared"},
 		{"prefix caching is off in the engine", "prefix caching off", fmt.Sprintf(`address: %q, %s`, other(t, map[string]string{"/metrics": "vllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"False\"} 1\nvllm:num_requests_running 0\n"}), events),
 			"the engine runs without prefix caching", "the engine runs without prefix caching", "prefix_caching_off"},
 		{"prefix caching is off in the engine", "SGLang's prefix caching off", fmt.Sprintf(`address: %q, engine: sglang, %s`, radix("/server_info", map[string]string{}), events),
@@ -259,7 +261,7 @@ func TestSilentFailures(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			tokenizer := ""
-			if slices.Contains([]string{"", "no_events", "tokens_differ", "model_of_other_engine"}, c.reason) { // for the others it would be loaded for nothing
+			if slices.Contains([]string{"", "no_events", "tokens_differ", "tokens_not_compared", "model_of_other_engine"}, c.reason) { // for the others it would be loaded for nothing
 				tokenizer = `, tokenizer: "builtin:qwen3"`
 			}
 			_, admin, log := started(t, fmt.Sprintf(`models: [{name: demo%s, engine: %s}]

@@ -40,6 +40,7 @@ type check struct {
 	address    string
 	generation uint64
 	ready      atomic.Bool
+	failed     atomic.Value // text of the last failure to get the engine's ids
 	stop       context.CancelFunc
 	done       chan struct{}
 }
@@ -138,7 +139,7 @@ func (f *Fleet) compareAll(v *View) {
 }
 
 func (f *Fleet) newCheck(s *Model, m *Member) *check {
-	c, worker, failed := &check{address: m.Address, generation: m.Generation, done: make(chan struct{})}, m.Name, ""
+	c, worker := &check{address: m.Address, generation: m.Generation, done: make(chan struct{})}, m.Name
 	log := f.Log.With().Str("model", s.Config.Name).Str("worker", worker).Str("engine", m.Address).Logger()
 	prompts := log.Sample(&zerolog.BurstSampler{Burst: 1, Period: time.Minute}) // clients may provoke differences
 	c.checker = shape.NewChecker(s.Tokens, &shape.Oracle{Engine: s.Engine, URL: "http://" + m.Address, Timeout: s.Config.Check.Timeout.Std()}, shape.CheckerOptions{
@@ -151,8 +152,7 @@ func (f *Fleet) newCheck(s *Model, m *Member) *check {
 				outcome = "different"
 				prompts.Warn().Stringer("difference", diff).Msg("the ids of a prompt differ from this worker's")
 			case err != nil:
-				if outcome = "failed"; err.Error() != failed && !errors.Is(err, context.Canceled) { // once
-					failed = err.Error()
+				if outcome = "failed"; !errors.Is(err, context.Canceled) && c.failed.Swap(err.Error()) != err.Error() { // once
 					log.Warn().Err(err).Msg("not known whether the tokenizer is this worker's: it does not return the ids of a prompt")
 				}
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
@@ -236,8 +237,7 @@ func (f *Fleet) askModels(name string) {
 // Warnings returns why workers are not ready, and why they or models are less useful than they are
 // configured to be, sorted by worker; those of models come first.
 func (f *Fleet) Warnings() []observe.Warning {
-	var out []observe.Warning
-	v := f.View()
+	v, out := f.View(), []observe.Warning(nil)
 	add := func(worker, reason, format string, args ...any) {
 		out = append(out, observe.Warning{Worker: worker, Reason: reason, Text: observe.ClipTo(fmt.Sprintf(format, args...), observe.MaxText)})
 	}
@@ -273,9 +273,11 @@ func (f *Fleet) Warnings() []observe.Warning {
 		case s.Tokens == nil && s.Remote == nil:
 			add("", "no_tokenizer", "model %s is routed by load: it has no models[].tokenizer", s.Config.Name)
 		}
-		for worker := range s.agreement.all() {
+		for worker, c := range s.agreement.all() {
 			if s.agreement.differs(worker) {
 				add(worker, "tokens_differ", "its token ids of model %s differ from those of %s: it is routed by load", s.Config.Name, s.Config.Tokenizer)
+			} else if why := c.failed.Load(); why != nil && c.checker.State() == shape.Unchecked {
+				add(worker, "tokens_not_compared", "whether the tokenizer of model %s is its own is not known, as it returns no ids: %s", s.Config.Name, why)
 			}
 		}
 	}

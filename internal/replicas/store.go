@@ -238,9 +238,7 @@ func (s *store) claim() (string, error) {
 }
 
 func (s *store) close() {
-	if s.conn != nil {
-		s.conn.Close()
-	}
+	s.conn.Close()
 	if s.server != nil {
 		s.server.Shutdown()
 		s.server.WaitForShutdown()

@@ -415,9 +415,7 @@ func (t turns) next() {
 }
 
 // until is the time from now to the next turn to check, more than 0.
-func (t turns) until(now time.Duration) time.Duration {
-	return t.every - (now+t.every-t.phase)%t.every
-}
+func (t turns) until(now time.Duration) time.Duration { return t.every - (now+t.every-t.phase)%t.every }
 
 // check checks a worker's health. early reports that p has the shorter first timeout; check then returns whether the check
 // timed out.
