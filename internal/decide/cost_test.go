@@ -225,6 +225,16 @@ func TestCostOfReadingAndEditing(t *testing.T) {
 					return func() { _, _ = body.Apply(out, b, edits...) }
 				})
 			})
+			t.Run("names", func(t *testing.T) { // of bodies that cannot be read, and of forms
+				grows(t, func(n int) func() {
+					b := raw(n)
+					form := append([]byte("--b\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\n"), b...)
+					return func() {
+						disagg.MayName(b[:len(b)-1])
+						disagg.FormMayName("multipart/form-data; boundary=b", form)
+					}
+				})
+			})
 			t.Run("legs", func(t *testing.T) {
 				grows(t, func(n int) func() {
 					x := &disagg.Exchange{Request: request(n), Path: "/v1/completions", ID: "i", IDs: []uint32{1},
@@ -362,7 +372,7 @@ var texts = map[string]func(n int) string{
 	"words by sign": func(n int) string { return fill(n, "\u2581") },
 }
 
-// tokenizers are those embedded in the binary, loaded once.
+// tokenizers are those embedded in the binary, and Unigram models, loaded once.
 var tokenizers = sync.OnceValues(func() (map[string]*bpe.Tokenizer, error) {
 	out := map[string]*bpe.Tokenizer{}
 	for _, name := range []string{"qwen3", "gptoss", "deepseek_v3", "mistral_7b", "mistral_nemo"} {
@@ -371,6 +381,12 @@ var tokenizers = sync.OnceValues(func() (map[string]*bpe.Tokenizer, error) {
 			return nil, err
 		}
 		if out[name], err = bpe.Load(files); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range []string{"unigram", "unigram_bytes", "spm_unigram"} {
+		var err error
+		if out[name], err = bpe.Load(os.DirFS("../tokens/bpe/testdata/foreign/" + name)); err != nil {
 			return nil, err
 		}
 	}
@@ -617,12 +633,12 @@ var responses = map[string]func(n int) string{
 	},
 }
 
-// TestCostOfEncodedResponses is TestCostOfPrompts for a model without a chat template.
-func TestCostOfEncodedResponses(t *testing.T) {
-	prepared(t)
-	files := fstest.MapFS{"config.json": {Data: []byte(`{"model_type":"gpt_oss","architectures":["GptOssForCausalLM"]}`)}}
+// encodedModel is a model whose chats are encoded in code.
+func encodedModel(t *testing.T, folder, kind, architecture string) *shape.Model {
+	t.Helper()
+	files := fstest.MapFS{"config.json": {Data: fmt.Appendf(nil, `{"model_type":%q,"architectures":[%q]}`, kind, architecture)}}
 	for _, name := range []string{"tokenizer.json.gz", "tokenizer_config.json"} {
-		b, err := os.ReadFile("../tokens/models/gptoss/" + name)
+		b, err := os.ReadFile("../tokens/models/" + folder + "/" + name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -632,6 +648,38 @@ func TestCostOfEncodedResponses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return m
+}
+
+// TestCostOfEncodedChats is TestCostOfPrompts for chats of models without a chat template.
+func TestCostOfEncodedChats(t *testing.T) {
+	prepared(t)
+	for _, c := range [][3]string{{"gptoss", "gpt_oss", "GptOssForCausalLM"}, {"deepseek_v3", "deepseek_v32", "DeepseekV32ForCausalLM"}, {"deepseek_v3", "deepseek_v4", "DeepseekV4ForCausalLM"}} {
+		m, made := encodedModel(t, c[0], c[1], c[2]), 0
+		for name, fields := range requests[body.Chat] {
+			t.Run(c[1]+"/"+name, func(t *testing.T) {
+				grows(t, func(n int) func() {
+					r, err := body.Parse(body.Chat, []byte(`{"model":"m",`+fields(n)+`}`))
+					if err != nil {
+						t.Fatal(err)
+					}
+					if _, err := m.Prompt(r, shape.VLLM); err == nil {
+						made++
+					}
+					return func() { _, _ = m.Prompt(r, shape.VLLM) }
+				})
+			})
+		}
+		if made == 0 {
+			t.Errorf("%s: got no prompt", c[1])
+		}
+	}
+}
+
+// TestCostOfEncodedResponses is TestCostOfPrompts for responses of a model without a chat template.
+func TestCostOfEncodedResponses(t *testing.T) {
+	prepared(t)
+	m := encodedModel(t, "gptoss", "gpt_oss", "GptOssForCausalLM")
 	shapes := maps.Clone(requests[body.Responses])
 	maps.Copy(shapes, responses)
 	for name, fields := range shapes {
