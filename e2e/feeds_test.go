@@ -273,7 +273,7 @@ func TestWrongBlockSizesAreLoud(t *testing.T) {
 		reason string
 	}{
 		"another one than configured": {", block_size: 16", 24, enginesim.Faults{}, `reason="wrong_block_size"`},
-		"does not fit the index":      {"", 24, enginesim.Faults{}, `reason="refused: block size does not fit"`},
+		"does not fit the index":      {"", 24, enginesim.Faults{}, `reason="refused_block_size_does_not_fit"`},
 		"is not what it says":         {"", 16, enginesim.Faults{WrongBlockSize: 32}, `reason="misaligned"`},
 	} {
 		for _, kind := range []enginesim.EngineKind{enginesim.VLLM, enginesim.SGLang} {

@@ -79,7 +79,7 @@ func TestLogOnATerminal(t *testing.T) {
 	if want := regexp.MustCompile(`^\{"level":"info","time":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d\d\dZ","message":"serving"\}\n$`); !want.Match(lines.Bytes()) {
 		t.Errorf("elsewhere: got %q, want %s", &lines, want)
 	}
-	for _, pattern := range []string{"*.go", "../../internal/*/*.go", "../../internal/workers/kube/*.go"} {
+	for _, pattern := range []string{"*.go", "../../extproc/*.go", "../../kvindex/*/*.go", "../../internal/*/*.go", "../../internal/*/*/*.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
 			t.Fatalf("%s: got no files, %v", pattern, err)
@@ -89,7 +89,7 @@ func TestLogOnATerminal(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, m := range regexp.MustCompile(`\.Dur\("(\w+)"`).FindAllSubmatch(source, -1) {
+			for _, m := range regexp.MustCompile(`\bDur\("(\w+)"`).FindAllSubmatch(source, -1) {
 				if !bytes.HasSuffix(m[1], []byte("_ms")) { // zerolog writes milliseconds
 					t.Errorf("%s: got the field %s for a duration, want it to end with _ms", file, m[1])
 				}

@@ -218,7 +218,7 @@ func TestSilentFailures(t *testing.T) {
 		{"an engine's block size that `index.block_size` neither divides nor is divided by", "blocks that do not fit the index", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, odd.Addr(), odd.EventsEndpoint(0)),
 			"the engine's blocks of 24 tokens do not fit index.block_size 16", "its KV events are refused; write an index.block_size that divides 24", "other_block_size"},
 		{"an engine's block size that `index.block_size` neither divides nor is divided by", "events that do not fit the index", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, odd.Addr(), odd.EventsEndpoint(0)),
-			"engine's blocks of 24 tokens: block size does not fit; its events are refused", " KV events dropped: refused: block size does not fit", "events_dropped"},
+			"engine's blocks of 24 tokens: block size does not fit; its events are refused", " KV events dropped: refused_block_size_does_not_fit", "events_dropped"},
 		{"events that name another block size than the engine's", "events of another block size than the engine's", fmt.Sprintf(`address: %q, models: [demo], events: {endpoint: %q}`, untrue.Addr(), untrue.EventsEndpoint(0)),
 			"stored blocks whose tokens do not fill them", " KV events dropped: misaligned", "events_dropped"},
 		{"another model name than the engine's", "other model name", fmt.Sprintf(`address: %q, models: [qwen], events: {endpoint: %q}`, sim.Addr(), sim.EventsEndpoint(0)),

@@ -271,7 +271,7 @@ func (t *ticket) Outcome(o extproc.Outcome) {
 	if t.d.live.Load().Log.Decisions {
 		t.d.log.Info().Str("request", t.entry.ID).Int("status", o.Status).Strs("flags", o.Flags).Str("details", o.Details).
 			Str("upstream", o.Upstream).Uint64("received", o.BytesReceived).Uint64("sent", o.BytesSent).
-			Dur("took", o.Duration).Msg("ended")
+			Dur("took_ms", o.Duration).Msg("ended")
 	}
 }
 

@@ -40,7 +40,7 @@ func TestTheIndexIsSeen(t *testing.T) {
 	if err := json.Unmarshal(rec.Body.Bytes(), &page); err != nil {
 		t.Fatal(err)
 	}
-	if page.Index.Refused["unknown parent block"] != 1 || page.Index.Stored == 0 || len(page.Index.Targets) != 2 || page.Index.Targets[1].Held[0] == 0 {
+	if page.Index.Refused["unknown_parent_block"] != 1 || page.Index.Stored == 0 || len(page.Index.Targets) != 2 || page.Index.Targets[1].Held[0] == 0 {
 		t.Errorf("%+v", page.Index)
 	}
 	if len(page.Feeds) != 2 || page.Feeds[0].Target != "w/0" || page.Feeds[1].State != "live" || page.Feeds[0].Connects != 1 {

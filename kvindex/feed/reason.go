@@ -31,7 +31,7 @@ const (
 	WrongBlockSize Reason = "wrong_block_size"
 	// UnknownHash: an unknown hash algorithm; all events of the worker are dropped.
 	UnknownHash Reason = "unknown_hash_algo"
-	// Refused: the index refused the event; its own reason follows if it has one ("refused: unknown parent block").
+	// Refused: the index refused the event; its own reason follows if it has one ("refused_unknown_parent_block").
 	Refused Reason = "refused"
 	// WrongRank: the batch carries a rank other than the configured one.
 	WrongRank Reason = "wrong_rank"
