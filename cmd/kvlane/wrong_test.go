@@ -7,6 +7,7 @@ import (
 	"crypto/elliptic"
 	crand "crypto/rand"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"maps"
@@ -296,8 +297,13 @@ workers:
 			until(t, admin+"/metrics", func(_ int, body string) bool {
 				return strings.Contains(body, `kvlane_worker_warnings{reason="`+c.reason+`",worker="w"} `) // as many as ranks have it
 			})
-			if _, body := page(t, admin+"/debug/workers"); !strings.Contains(body, `"warnings": [`) {
-				t.Errorf("/debug/workers: got %s, want the warning", body)
+			_, body := page(t, admin+"/debug/workers")
+			var rows []struct{ Warnings []string }
+			if err := json.Unmarshal([]byte(body), &rows); err != nil {
+				t.Fatal(err)
+			}
+			if want := strings.TrimPrefix(c.warning, "worker w: "); len(rows) != 1 || !slices.ContainsFunc(rows[0].Warnings, func(text string) bool { return strings.Contains(text, want) }) {
+				t.Errorf("/debug/workers: got %s, want the warning %q", body, want)
 			}
 			until(t, admin+"/healthz", func(int, string) bool { return strings.Contains(log.String(), c.log) })
 			_, ready := page(t, admin+"/readyz")
