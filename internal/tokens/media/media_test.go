@@ -2,10 +2,14 @@ package media
 
 import (
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"image"
+	_ "image/jpeg"
+	_ "image/png"
 	"os"
 	"slices"
 	"strings"
@@ -218,6 +222,10 @@ func FuzzImages(f *testing.F) {
 		img, err := ReadImage(data)
 		if (err == nil) != (img.Width > 0 && img.Height > 0) || img.Width > maxSide || img.Height > maxSide {
 			t.Errorf("got %+v, %v", img, err)
+		}
+		// Go's decoders of PNG and JPEG read the same sizes where both read one.
+		if c, kind, other := image.DecodeConfig(bytes.NewReader(data)); err == nil && other == nil && (c.Width != img.Width || c.Height != img.Height) {
+			t.Errorf("got %+v, want the %s's size %dx%d", img, kind, c.Width, c.Height)
 		}
 		url := "data:image/png;base64," + base64.StdEncoding.EncodeToString(data)
 		if got, ok := AppendDataURL(nil, url); !ok || string(got) != string(data) {
