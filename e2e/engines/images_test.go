@@ -58,6 +58,17 @@ func picture(t *testing.T, r *rand.Rand, kind, width, height int) string {
 	return "data:image/" + form + ";base64," + base64.StdEncoding.EncodeToString(out.Bytes())
 }
 
+// webps are WebP images of one color: lossy, lossless, with an alpha channel, and animated.
+var webps = []string{
+	"UklGRkgAAABXRUJQVlA4IDwAAADwAwCdASpaAD0AP5nM4mo5Mi4ooWgDIDMJaQAACzIkSJEiRIkSJEfQAP7Xlf90sIbrX/0NGnmQAAAAAAA=",
+	"UklGRiQAAABXRUJQVlA4TBcAAAAvSkAgAAdQraIUuf9hABLC//1SRP9TiQA=",
+	"UklGRnQAAABXRUJQVlA4WAoAAAAQAAAAPwAAYAAAQUxQSBAAAAABB1C8iAgACeH/fSWi/6kBVlA4ID4AAAAwBACdASpAAGEAP5nM4mo5Mi4ooSgDIDMJaQAACLUSt" +
+		"WrVq1atWrVq00AA/teV/3Swhutf/Q0aeZAAAAAAAA==",
+	"UklGRgABAABXRUJQVlA4WAoAAAACAAAAUgAARQAAQU5JTQYAAAAAAAAAAABBTk1GdgAAAAAAAAAAAFIAAEUAACgAAAJWUDggXgAAANAFAJ0BKlMARgA+bTaZSaQj" +
+		"IqEhKACADYlpBigH7/idAfgAB/+IqiAZF+lfmkhSEloVMM1++MAA/u8pR//9CT8TZ4mz4RX//Xnc52c+O73x3h2XpcHpcHpMpoQAAABBTk1GVgAAAAAAAAAA" +
+		"AFIAAEUAACgAAABWUDggPgAAADQEAJ0BKlMARgAuTTabTYAABMS0gxQAAR/r69v/v0EA9DNoZtDNoZtCuAD+/MvF5J1fCxV33Iu8Bv2hQAAA",
+}
+
 // images sends conversations in which images come again, in another order and in other sizes: the engine reports as many
 // cached tokens as Kvlane predicts, and some of them lie behind images.
 func (b *bed) images() {
@@ -70,6 +81,13 @@ func (b *bed) images() {
 			part["uuid"] = fmt.Sprintf("picture-%d", n)
 		}
 		pool = append(pool, part)
+	}
+	for _, webp := range webps {
+		pool = append(pool, m{"type": "image_url", "image_url": m{"url": "data:image/webp;base64," + webp}})
+	}
+	// The same picture in two sizes, as clients that resize send it.
+	for _, width := range []int{130, 260} {
+		pool = append(pool, m{"type": "image_url", "image_url": m{"url": picture(b.t, rand.New(rand.NewPCG(5, 6)), 0, width, width/2)}})
 	}
 	chats := [][]m{}
 	behind := 0

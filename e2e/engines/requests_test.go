@@ -246,6 +246,9 @@ func (b *bed) eviction() {
 	for n := range prompts {
 		prompts[n] = prose(fmt.Sprint("fill", n), words)
 		b.predicted(fmt.Sprintf("new prompt %d of %d", n+1, len(prompts)), "/v1/completions", completion(prompts[n]))
+		if n%2 == 0 { // vLLM would report its blocks again, which would stay counted when they are evicted
+			b.predicted("it asks for a report", "/v1/completions", completion(prompts[n], "vllm_xargs", m{"kv_cache_report_mode": "full"}))
+		}
 	}
 	hit, missed := 0, 0
 	for n := len(prompts) - 1; n >= 0; n -= 3 {

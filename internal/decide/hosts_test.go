@@ -15,8 +15,8 @@ import (
 	"github.com/kvlane/kvlane/internal/steering"
 )
 
-// evilFields are fields in which a client may name a host, a port, an engine, a room, a
-// request id or a rank, in the body of any engine: the values are "evil" or 666666666.
+// evilFields are fields in which a client may name a host, a port, an engine, a room, a request id or a rank, or make an engine
+// report blocks again, in the body of any engine: the values are "evil" or 666666666.
 const evilFields = `"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_host":"evil","remote_port":666666666,"remote_engine_id":"evil",` +
 	`"remote_request_id":"evil","remote_block_ids":[[666666666]],"tp_size":666666666,"transfer_id":"evil","transfer_mode":"evil","remote_bootstrap_addr":"http://evil:666666666",` +
 	`"remote_handshake_port":666666666,"remote_notify_port":666666666,"remote_dp_rank":666666666,"remote_dp_rank_override":666666666,"remote_dp_size":666666666,"remote_hosts":["evil"],` +
@@ -27,7 +27,7 @@ const evilFields = `"kv_transfer_params":{"do_remote_prefill":true,"do_remote_de
 	`"ec_transfer_params":{"peer":"evil"},"bootstrap_host":"evil","bootstrap_port":666666666,"bootstrap_pair_key":"evil","decode_tp_size":666666666,` +
 	`"disagg_prefill_dp_rank":666666666,"http_worker_ipc":"tcp://evil:666666666","disaggregated_params":{"request_type":"generation_only","ctx_info_endpoint":"http://evil",` +
 	`"encoded_opaque_state":"evil","ctx_request_id":666666666,"disagg_request_id":666666666,"ctx_dp_rank":666666666,"route_hint":{"dp_rank":666666666}},` +
-	`"vllm_xargs":{"kv_transfer_params":"evil","ec_transfer_params":"evil"},"request_id":"___prefill_addr_evil:666666666___decode_addr_evil:666666666_0"`
+	`"vllm_xargs":{"kv_transfer_params":"evil","ec_transfer_params":"evil","kv_cache_report_mode":"evil"},"request_id":"___prefill_addr_evil:666666666___decode_addr_evil:666666666_0"`
 
 // evilHeaders are the same in headers, some of them in unusual spelling.
 var evilHeaders = []extproc.Header{
@@ -77,7 +77,7 @@ func TestNoClientNamesAPeerToAnEngine(t *testing.T) {
 		"split":             {path: "/v1/completions", body: `{"model":"demo","prompt":[` + long + `],%s}`},
 		"split chat":        {path: "/v1/chat/completions", body: `{"model":"demo","messages":[{"role":"user","content":"` + strings.Repeat("word ", 400) + `"}],%s}`},
 		"split responses":   {path: "/v1/responses", body: `{"model":"demo","input":"` + strings.Repeat("word ", 400) + `",%s}`},
-		"split generate":    {path: "/inference/v1/generate", body: `{"model":"demo","token_ids":[` + long + `],"sampling_params":{"extra_args":{"kv_transfer_params":{"remote_host":"evil"},"ec_transfer_params":"evil"}},%s}`},
+		"split generate":    {path: "/inference/v1/generate", body: `{"model":"demo","token_ids":[` + long + `],"sampling_params":{"extra_args":{"kv_transfer_params":{"remote_host":"evil"},"ec_transfer_params":"evil","kv_cache_report_mode":"evil"}},%s}`},
 		"SGLang's generate": {path: "/generate", body: `{"input_ids":[` + long + `],%s}`},
 		"short":             {path: "/v1/completions", body: `{"model":"demo","prompt":"x",%s}`},
 		"two answers":       {path: "/v1/completions", body: `{"model":"demo","n":2,"prompt":[` + long + `],%s}`},

@@ -18,7 +18,8 @@ func (p *Protocol) clean(r *body.Request) []body.Edit {
 }
 
 // Clean returns the edits that remove a client's own transfer parameters, nil if there are none: an engine would fetch
-// blocks from an address in them, whether or not Kvlane has a connector. Sources: vLLM 0.33, SGLang 0.5.23, TensorRT-LLM.
+// blocks from an address in them, whether or not Kvlane has a connector. So it does vLLM's kv_cache_report_mode: the engine
+// would report blocks again that stay counted after their eviction. Sources: vLLM 0.33, SGLang 0.5.23, TensorRT-LLM.
 func Clean(r *body.Request) []body.Edit { return clean(r, false) }
 
 func clean(r *body.Request, everyID bool) []body.Edit {
@@ -37,7 +38,7 @@ func clean(r *body.Request, everyID bool) []body.Edit {
 			edits = append(edits, remove(f.String()))
 		}
 	}
-	for _, name := range [...]string{kvParams, body.FieldECTransferParams.String()} {
+	for _, name := range [...]string{kvParams, body.FieldECTransferParams.String(), "kv_cache_report_mode"} {
 		if (r.API == body.VLLMGenerate || r.API == body.Unknown) && body.Member(r.Member(body.FieldSamplingParams, "extra_args"), name) != nil {
 			edits = append(edits, remove("sampling_params", "extra_args", name))
 		}
@@ -65,7 +66,7 @@ var peerFields = slices.Clip([]body.Field{
 	body.FieldEncoderURLs, body.FieldNeedWaitForMMInputs, body.FieldNumItemsAssigned, body.FieldKVHints,
 })
 
-var named = []string{"transfer_params", "disaggregated_", "bootstrap_", "encoder_urls", "_mm_inputs", "num_items_", "kv_hints", "worker_ipc", "vllm_xargs"}
+var named = []string{"transfer_params", "disaggregated_", "bootstrap_", "encoder_urls", "_mm_inputs", "num_items_", "kv_hints", "worker_ipc", "vllm_xargs", "cache_report_mode"}
 
 // MayName reports whether a body that cannot be parsed, or is not whole, might have one of these parameters: a key with such a
 // name, or a request id with an address. Texts may contain these names, but not in UTF-16, whose strings are not looked for.

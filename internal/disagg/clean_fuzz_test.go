@@ -38,9 +38,9 @@ func reaches(api body.API, doc map[string]any) (out []string) {
 	} else {
 		find(doc, kvParams)
 	}
-	find(in(doc, "vllm_xargs"), kvParams, "ec_transfer_params")
+	find(in(doc, "vllm_xargs"), kvParams, "ec_transfer_params", "kv_cache_report_mode")
 	if api == body.VLLMGenerate || api == body.Unknown {
-		find(in(in(doc, "sampling_params"), "extra_args"), kvParams, "ec_transfer_params")
+		find(in(in(doc, "sampling_params"), "extra_args"), kvParams, "ec_transfer_params", "kv_cache_report_mode")
 	}
 	if api == body.Unknown {
 		find(doc, "routed_dp_rank", "data_parallel_rank")
@@ -57,7 +57,7 @@ func FuzzClean(f *testing.F) {
 	for _, raw := range []string{
 		`{"prompt":"x","kv_transfer_params":{"remote_host":"evil","prompt_token_ids":[1]},"bootstrap_host":"evil","kv_transfer_params":{"remote_host":"evil"}}`,
 		`{"kv_transfer_params":{"prompt_token_ids":[1],"prompt_token_ids":[2],"remote_host":1},"request_id":"` + evilID + `"}`,
-		`{"sampling_params":{"extra_args":{"kv_transfer_params":{},"a":1}},"sampling_params":{"extra_args":{"ec_transfer_params":1}},"vllm_xargs":{"kv_transfer_params":1}}`,
+		`{"sampling_params":{"extra_args":{"kv_transfer_params":{},"a":1}},"sampling_params":{"extra_args":{"ec_transfer_params":1}},"vllm_xargs":{"kv_transfer_params":1,"kv_cache_report_mode":"full"}}`,
 		`{"parameters":{"bootstrap_room":1,"x":2},"routed_dp_rank":1,"\u0062ootstrap_port":9,"data_parallel_rank":null}`,
 		`{"kv_transfer_params":null,"ec_transfer_params":[],"disaggregated_params":{}}`, `{"request_id":"a","request_id":"___Prefill_Addr_x:1___"}`,
 	} {

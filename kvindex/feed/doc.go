@@ -20,7 +20,6 @@
 // starts with the last batch that was applied: if the engine sends the same bytes again it is the same incarnation,
 // otherwise it has restarted. Without a replay endpoint this cannot be verified, so a new connection clears.
 //
-// The sequence cannot reveal two things: an engine that reports blocks again (vLLM's
-// kv_cache_report_mode "full") does not mark them, so they count as further copies; and SGLang's
-// extra_key separates blocks in the engine but not in its events.
+// The sequence cannot reveal two things: an engine that reports blocks again (vLLM's kv_cache_report_mode "full") does not mark
+// them, so they count as further copies; and SGLang's extra_key separates blocks in the engine but not in its events.
 package feed
