@@ -22,8 +22,10 @@ type MistralSettings struct {
 	// Effort is nil if requests have no effect on the prompt by their reasoning effort.
 	Effort *struct {
 		Values  []string `json:"values"`
-		Default *string  `json:"default"`
+		Default string   `json:"default"`
 	} `json:"reasoning_effort"`
+	// Schema is not nil if the prompt names the schema of the answer.
+	Schema *struct{} `json:"json_schema"`
 }
 
 // Mistral returns the tokenizer of mistral-common for a folder in Mistral's format, nil for other
@@ -66,9 +68,6 @@ func loadMistral(fsys fs.FS, config Config) (*Tokenizer, error) {
 // mistralVersion returns the number of a version such as v3, or v7m1 with images; 0 if it is none.
 func mistralVersion(name string) int {
 	number, _, _ := strings.Cut(strings.TrimPrefix(name, "v"), "m")
-	n, err := strconv.Atoi(number)
-	if err != nil {
-		return 0
-	}
+	n, _ := strconv.Atoi(number)
 	return n
 }

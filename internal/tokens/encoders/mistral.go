@@ -26,7 +26,7 @@ type mistral struct {
 func newMistral(tok *bpe.Tokenizer) (Encoder, error) {
 	file := tok.Config().MistralFile
 	m := &mistral{version: file.Version, settings: file.Settings}
-	if !slices.Contains([]int{1, 2, 3, 7, 11, 13, 15}, m.version) {
+	if !slices.Contains([]int{1, 2, 3, 7, 11, 13, 15}, m.version) || m.settings != nil && m.settings.Schema != nil {
 		return nil, ErrMissing
 	}
 	for _, token := range []struct {
@@ -105,7 +105,11 @@ func (m *mistral) Append(dst []byte, c *Chat) ([]byte, error) {
 	if err := m.check(messages, c); err != nil {
 		return dst, err
 	}
-	w := &mistralWriter{mistral: m, writer: newWriter(dst, c)}
+	effort, err := m.effort(c)
+	if err != nil {
+		return dst, err
+	}
+	w := &mistralWriter{mistral: m, writer: newWriter(dst, c), effort: effort}
 	if m.version < 7 {
 		w.system = w.systemPrompt(messages)
 	}
@@ -333,6 +337,7 @@ type mistralWriter struct {
 	*writer
 
 	system string // before version 7
+	effort string // since version 15, "" if the prompt names none
 }
 
 func (w *mistralWriter) write(messages []mistralMessage) {
@@ -416,8 +421,10 @@ func (w *mistralWriter) user(m *mistralMessage, first, last bool) {
 			w.dumps(mistralTools(w.chat.Tools))
 			w.token(w.endTools)
 		}
-		if w.version >= 15 {
-			w.setting()
+		if w.effort != "" {
+			w.token(w.beginSettings)
+			w.dumps(mistralObject("reasoning_effort", jinja.String(w.effort)))
+			w.token(w.endSettings)
 		}
 	}
 	w.token(w.beginInst)
@@ -455,26 +462,19 @@ func mistralObject(members ...any) jinja.Value {
 	return jinja.FromDict(d)
 }
 
-// setting writes the model settings, which exist since version 15.
-func (w *mistralWriter) setting() {
+// effort returns the reasoning effort that the prompt names, "" if none. Model settings exist since version 15; they are
+// checked even if the chat has no message of a user, before which they stand.
+func (m *mistral) effort(c *Chat) (string, error) {
 	switch {
-	case w.settings == nil:
-		w.refuse("model_settings_builder must not be None")
-		return
-	case w.settings.Effort == nil:
-		return
+	case m.version < 15, m.settings != nil && m.settings.Effort == nil:
+		return "", nil
+	case m.settings == nil:
+		return "", refuse("model_settings_builder must not be None")
 	}
-	effort := w.chat.Effort
-	if by := w.settings.Effort.Default; effort == "" && by != nil {
-		effort = *by
+	if effort := cmp.Or(c.Effort, m.settings.Effort.Default); slices.Contains(m.settings.Effort.Values, effort) {
+		return effort, nil
 	}
-	if !slices.Contains(w.settings.Effort.Values, effort) {
-		w.refuse("reasoning_effort is not one of the model's")
-		return
-	}
-	w.token(w.beginSettings)
-	w.dumps(mistralObject("reasoning_effort", jinja.String(effort)))
-	w.token(w.endSettings)
+	return "", refuse("reasoning_effort is not one of the model's")
 }
 
 // readable returns the value that text encodes in JSON, or text itself if it is not JSON.

@@ -84,6 +84,41 @@ func TestMistralMedia(t *testing.T) {
 	}
 }
 
+// TestMistralSettings: the reasoning effort is checked in chats without a user, too. A prompt that names the answer's schema
+// is not known.
+func TestMistralSettings(t *testing.T) {
+	t.Parallel()
+	file := tekkenOf(t, "v15", bytesVocabulary())
+	files := fstest.MapFS{"tekken.json": {Data: file}, "config.json": {Data: []byte(`{}`)}}
+	m, err := shape.Load(files, shape.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for effort, want := range map[string]bool{"": true, `, "reasoning_effort": "high"`: true, `, "reasoning_effort": "medium"`: false} {
+		for _, role := range []string{"user", "system", "developer"} {
+			req, err := body.Parse(body.Chat, []byte(`{"messages": [{"role": "`+role+`", "content": "a"}]`+effort+`}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := m.RenderPrompt(req, shape.VLLM); (err == nil) != want {
+				t.Errorf("%s%s: got error %v, want none: %v", role, effort, err, want)
+			}
+		}
+	}
+	files["tekken.json"] = &fstest.MapFile{Data: []byte(strings.Replace(string(file), `"model_settings_builder":{`, `"model_settings_builder":{"json_schema":{},`, 1))}
+	m, err = shape.Load(files, shape.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := body.Parse(body.Chat, []byte(`{"messages": [{"role": "user", "content": "a"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.RenderPrompt(req, shape.VLLM); !errors.Is(err, encoders.ErrMissing) {
+		t.Errorf("with a schema in the settings: got %v, want ErrMissing", err)
+	}
+}
+
 // vocabularyOf returns the tokens of a tokenizer.json by id.
 func vocabularyOf(t testing.TB, name string) []string {
 	t.Helper()
