@@ -112,7 +112,7 @@ UNRACED := $(foreach p,bpe body,-gcflags=github.com/kvlane/kvlane/internal/token
 
 # TestCostOf* compare processor time and TestMemoryOfADecision allocations, which the race detector distorts: they run without it.
 # The simulation runs without it, and a few of its seeds with it. LONE are simulations of one goroutine each, and a test of 100,000 stored bindings.
-LONE := TestGauntletBound|TestReplicasSpreadAsOne|TestHistories|TestBindingsSurviveTheKillOfAllReplicas
+LONE := TestGauntletBound|TestReplicasSpreadAsOne|TestBindingsSurviveTheKillOfAllReplicas
 # Comparisons of the tokenizer with much text, in one goroutine: the race detector makes them ten to twenty times slower and can
 # find nothing in them. They run once, without it; the other tests of the package encode under it, concurrently too.
 SERIAL := TestGolden|TestEveryCodePointComesBack|TestOneHugeWordTakesBoundedMemory|TestMinTokensIsALowerBound|TestCutsAreSafe|TestRawCutsAreSafe|TestForeignGolden
@@ -174,7 +174,7 @@ bench-index: ## Replays an index workload, WORKLOAD=FILE or one that is generate
 
 SEEDS ?= 100000
 .PHONY: simulate
-simulate: ## Runs routing, index, feeds and queue under a seeded scheduler with faults, against the laws of docs/architecture.md (SEEDS=N, or SEED=n to replay one), and plants bugs that it must find
+simulate: ## Runs routing, index, feeds, queue and replicas under a seeded scheduler with faults, against the laws of docs/architecture.md (SEEDS=N, or SEED=n to replay one), and plants bugs that it must find
 	SEEDS=$(SEEDS) SEED=$(SEED) MUTANTS=all go test ./internal/lab/simulate -count=1 -v -timeout 6h
 
 .PHONY: faults

@@ -51,7 +51,7 @@ type fault struct {
 // elsewhere are rows that other tests play, or that cannot be played.
 var elsewhere = []struct{ name, where string }{
 	{"API server gone", "`e2e/k8s`, \"the API server is away under load\" (`make test-k8s`): no request fails, and each replica follows afterwards"},
-	{"messages of replicas lost, doubled, late", "`internal/replicas`, `TestHistories`: after the last message all replicas agree. `TestExternalServerIsKilledAndComesBack`: without NATS replicas decide alone and drop each other's bookings"},
+	{"messages of replicas lost, doubled, late", "`internal/lab/simulate`, `TestReplicas`: after the last message all replicas agree. `internal/replicas`, `TestExternalServerIsKilledAndComesBack`: without NATS replicas decide alone and drop each other's bookings"},
 	{"secret of the fleet wrong", "`internal/replicas`, `TestAnotherSecretNeitherReadsNorWrites`"},
 	{"clock jumps", "not played on Envoy, since a process's clock cannot be set without the machine's. Kvlane computes times with the monotonic clock; `TestClockJumps` of `kvindex` steps the wall clock for the TTL of speculative credit. Wall time is read for log lines, the validity of certificates and seeds"},
 }

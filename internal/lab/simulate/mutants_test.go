@@ -100,6 +100,34 @@ var mutants = []struct {
 		"\t\tr.Release(now, t.reservation)\n",
 		"\t\tif t.entry.Succeeded() {\n\t\t\tr.Release(now, t.reservation)\n\t\t}\n", "TestRequests", false,
 	},
+	{
+		"a replica does not see that messages of another are missing", "internal/replicas/peer.go",
+		"case m.GetSeq() == p.seq+1:", "case m.GetSeq() > p.seq:", "TestReplicas", false,
+	},
+	{
+		"a replica that is silent stays", "internal/replicas/core.go",
+		"case now-p.heard > silence:", "case now-p.heard > rememberFor:", "TestReplicas", false,
+	},
+	{
+		"the binding that arrives last wins", "internal/replicas/peer.go",
+		"case got.before(b.version):", "case got != b.version:", "TestReplicas", false,
+	},
+	{
+		"a state does not end the bookings that it lacks", "internal/replicas/peer.go",
+		"if _, ok := p.incoming[id]; !ok {", "if _, ok := p.incoming[id]; !ok && id == 0 {", "TestReplicas", false,
+	},
+	{
+		"a message that an attacker recorded counts as new", "internal/replicas/peer.go",
+		"case r != nil, p.number != 0 && m.GetNumber() <= p.number:", "case r != nil:", "TestReplicas", false,
+	},
+	{
+		"an answer that stopped is not requested again", "internal/replicas/core.go",
+		"case p.request != 0 && now-p.asked > askAgain:", "case p.request != 0 && now-p.asked > rememberFor:", "TestReplicas", false,
+	},
+	{
+		"bookings for a worker that comes later are forgotten", "internal/replicas/core.go",
+		"func (c *Core) Added(kvindex.Target) { c.retry = true }", "func (c *Core) Added(kvindex.Target) {}", "TestReplicas", false,
+	},
 }
 
 // TestMutants plants bugs in the product and expects the simulation to find each. It fails too if the line to change is
