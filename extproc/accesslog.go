@@ -92,8 +92,3 @@ func addressText(a *corev3.Address) string {
 	}
 	return net.JoinHostPort(s.GetAddress(), strconv.FormatUint(uint64(s.GetPortValue()), 10))
 }
-
-// isMalformed reports whether gRPC failed to decode a message. gRPC wraps the codec's error as text only.
-func isMalformed(err error) bool {
-	return status.Code(err) == codes.Internal && strings.Contains(err.Error(), errMalformed.Error())
-}

@@ -42,8 +42,7 @@ var cleared = func() *answer {
 	return e.finish()
 }()
 
-// windowGrant is a flow-control window that a data plane never uses up. The server needs no window: it reads promptly and
-// bounds bodies itself.
+// windowGrant is a flow-control window that is never used up: the server reads promptly and bounds bodies itself.
 const windowGrant = 1 << 40
 
 var windowUpdate = func() *answer {

@@ -3,9 +3,14 @@ package extproc
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
+	"math"
+	"net"
+	"net/http"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -88,17 +93,90 @@ func TestOneMessageFarAboveTheLimit(t *testing.T) {
 	}
 }
 
-// Messages that are decoded whole are bounded, unlike bodies.
-func TestOtherMessagesAreBounded(t *testing.T) {
-	for n, ok := range map[int]bool{1 << 20: true, MaxOther + 1: false} {
-		m := &epv3.HttpBody{Body: make([]byte, n)}
-		raw, err := Codec().Marshal(m)
+// announce begins a message of n bytes on a stream of its own, of which it sends part, and returns the answer's body and the
+// gRPC status, both "" while the server waits for more.
+func announce(t *testing.T, b *bed, method string, n uint32, part int) (body, status string) {
+	t.Helper()
+	_, before := b.srv.InFlight()
+	protocols := &http.Protocols{}
+	protocols.SetUnencryptedHTTP2(true)
+	client := &http.Client{Transport: &http.Transport{Protocols: protocols, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", b.socket)
+	}}}
+	t.Cleanup(client.CloseIdleConnections)
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	r, w := io.Pipe()
+	t.Cleanup(func() { _ = w.Close() })
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://kvlane/"+method, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header = http.Header{"Content-Type": {"application/grpc"}, "Te": {"trailers"}}
+	type answer struct{ body, status string }
+	got := make(chan answer, 1)
+	go func() {
+		resp, err := client.Do(req)
 		if err != nil {
-			t.Fatal(err)
+			return // the test has ended
 		}
-		if err := Codec().Unmarshal(raw, m); (err == nil) != ok {
-			t.Errorf("%d bytes: got %v, want taken %v", n, err, ok)
+		defer resp.Body.Close()
+		text, _ := io.ReadAll(resp.Body)
+		got <- answer{string(text), resp.Trailer.Get("Grpc-Status") + resp.Header.Get("Grpc-Status")}
+	}()
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		_, _ = w.Write(append(binary.BigEndian.AppendUint32([]byte{0}, n), make([]byte, part)...))
+	}()
+	for range 200 {
+		select {
+		case a := <-got:
+			return a.body, a.status
+		case <-sent:
+			if _, held := b.srv.InFlight(); held > before {
+				return "", ""
+			}
+		default:
 		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return "", ""
+}
+
+// What is too long is answered, and the stream ended, before any of it is received.
+func TestLongMessagesAreRefusedUnread(t *testing.T) {
+	b := newBed(t, Options{}, &recorder{})
+	for method, want := range map[string]string{
+		serviceName + "/Process":                                       "0",
+		"grpc.health.v1.Health/Check":                                  "8",
+		"envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs": "8",
+	} {
+		body, status := announce(t, b, method, math.MaxInt32, 1000)
+		if status != want || strings.Contains(body, "request_too_large") != (want == "0") {
+			t.Errorf("%s: got status %q and %q, want %s", method, status, body, want)
+		}
+	}
+	if b.failed(FailureBodyTooLarge) != 1 {
+		t.Errorf("got %d bodies too large, want 1", b.failed(FailureBodyTooLarge))
+	}
+}
+
+// Large messages on their way count as bodies: what finds no room is answered 503 unread.
+func TestMessagesOnTheirWayAreBounded(t *testing.T) {
+	b := newBed(t, Options{MaxBodyBytes: 64 << 20}, &recorder{})
+	refused := 0
+	for range 5 {
+		body, status := announce(t, b, serviceName+"/Process", 30<<20, 1000)
+		if status != "" {
+			refused++
+			if !strings.Contains(body, "retry-after") {
+				t.Errorf("got status %s and %q, want retry-after", status, body)
+			}
+		}
+	}
+	if _, held := b.srv.InFlight(); refused != 4 || held < 30<<20 || held > 64<<20 {
+		t.Errorf("got %d refused and %d bytes held, want 4 refused and one held", refused, held)
 	}
 }
 

@@ -1,8 +1,6 @@
 package extproc
 
 import (
-	"fmt"
-
 	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/proto" // registers the codec used for all other messages
 	"google.golang.org/grpc/mem"
@@ -11,9 +9,6 @@ import (
 // Codec returns the codec for a gRPC server of this package (grpc.ForceServerCodecV2). ext_proc
 // messages are decoded and encoded lazily, all others by the ordinary protobuf codec.
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
-
-// MaxOther bounds the messages of services other than ext_proc, which take a multiple of their bytes once they are decoded.
-const MaxOther = 36 << 20
 
 type codec struct{ encoding.CodecV2 }
 
@@ -29,9 +24,6 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if m, ok := v.(*message); ok {
 		return m.decode(data)
-	}
-	if n := data.Len(); n > MaxOther {
-		return fmt.Errorf("a message of %d bytes is longer than %d", n, MaxOther)
 	}
 	return c.CodecV2.Unmarshal(data, v)
 }

@@ -189,7 +189,7 @@ func (x *exchange) requestHeaders(m *message) error {
 		x.reqDone = x.request == ModeNone
 		return x.decide(KindRequestHeaders, false)
 	case x.contentLength > x.srv.opts.BodyLimit && x.request != ModeBufferedPartial:
-		return x.refuseBody()
+		return x.refuse(errTooLong)
 	case x.request.holds():
 		return nil
 	}
@@ -261,8 +261,7 @@ func (x *exchange) requestBody(m *message) error {
 	refs, n := m.take()
 	if !x.srv.bodies.grow(&x.held, x.held+heldBytes(refs)) {
 		refs.Free()
-		x.srv.opts.Metrics.Failure(FailureTooManyBodies)
-		return x.reject(tooMany())
+		return x.refuse(errNoRoom)
 	}
 	x.body = append(x.body, refs...)
 	x.bodySize += n
@@ -271,7 +270,7 @@ func (x *exchange) requestBody(m *message) error {
 		x.frames = append(x.frames, frame{size: n, piece: piece{last: m.last, compressed: m.compressed, withoutMessage: m.withoutMessage}})
 	}
 	if x.bodySize > x.srv.opts.BodyLimit {
-		return x.refuseBody()
+		return x.refuse(errTooLong)
 	}
 	whole := m.last || x.bodySize == x.contentLength
 	switch x.request {
@@ -326,11 +325,17 @@ func (x *exchange) requestTrailers() error {
 	return x.decide(KindRequestTrailers, true)
 }
 
-// refuseBody rejects a body over the limit.
-func (x *exchange) refuseBody() error {
-	x.srv.opts.Metrics.Failure(FailureBodyTooLarge)
-	return x.reject(problem(413, "kvlane_body_too_large", "invalid_request_error", "request_too_large",
-		"request body is larger than "+strconv.Itoa(x.srv.opts.BodyLimit)+" bytes"))
+// refuse rejects a body that is too long or finds no room, and returns any other error.
+func (x *exchange) refuse(err error) error {
+	switch {
+	case errors.Is(err, errTooLong):
+		x.srv.opts.Metrics.Failure(FailureBodyTooLarge)
+		return x.reject(problem(413, "kvlane_body_too_large", "invalid_request_error", "request_too_large", "request body is larger than "+strconv.Itoa(x.srv.opts.BodyLimit)+" bytes"))
+	case errors.Is(err, errNoRoom):
+		x.srv.opts.Metrics.Failure(FailureTooManyBodies)
+		return x.reject(tooMany())
+	}
+	return err
 }
 
 func (x *exchange) reject(r *Reject) error {

@@ -23,7 +23,8 @@ const (
 type message struct {
 	// first must be set before the first message of a stream is decoded: that message carries
 	// metadata and configuration, whatever its kind.
-	first bool
+	first  bool
+	prefix [5]byte // gRPC's: compressed or not, length
 
 	kind Kind
 	last bool            // end_of_stream

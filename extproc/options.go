@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"io"
-	"math"
 	"time"
 
 	"google.golang.org/grpc"
@@ -92,11 +91,10 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Sizes for GRPCOptions.
+// Sizes for GRPCOptions. A message may exceed BodyLimit by messageSlack before it is refused unread. maxOther bounds the messages of
+// services other than ext_proc, which take a multiple of their bytes once they are decoded.
 const (
-	// maxMessage lets every body arrive, to be answered with 413: a gateway that buffers more than BodyLimit, and goes on without a
-	// server that fails, would forward a longer one undecided. What the gateway buffers bounds its memory.
-	maxMessage               = math.MaxInt32
+	messageSlack, maxOther   = 4 << 20, 36 << 20
 	socketBuffer             = 128 << 10
 	streamWindow, connWindow = 4 << 20, 32 << 20
 )
@@ -113,13 +111,13 @@ func (refuseGzip) Do(io.Reader) ([]byte, error) {
 }
 func (refuseGzip) Type() string { return "gzip" }
 
-// GRPCOptions returns the options that a gRPC server for o needs: this package's codec, messages of every size, no
+// GRPCOptions returns the options that a gRPC server for o needs: this package's codec, bounded messages, no
 // compression, flow control windows that do not stall an upload, and tolerance for Envoy's keepalive pings.
 func GRPCOptions(o Options) []grpc.ServerOption {
 	o = o.withDefaults()
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(Codec()),
-		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxRecvMsgSize(maxOther),
 		grpc.RPCDecompressor(refuseGzip{}), //nolint:staticcheck // deprecated in favour of registering a compressor for the whole process
 		grpc.MaxConcurrentStreams(o.MaxStreams),
 		grpc.InitialWindowSize(streamWindow),

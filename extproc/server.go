@@ -2,13 +2,18 @@ package extproc
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"sync"
 	"time"
 
 	alsv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 )
 
 // Server serves ext_proc, Envoy's access log and gRPC health. It is safe for concurrent use.
@@ -99,7 +104,7 @@ func (s *Server) SetServing(ok bool) {
 
 // process serves one stream. The request is decided in the calling goroutine; the response is followed in a goroutine
 // of its own, so that a drain can return from here while that goroutine waits for a message.
-func (s *Server) process(stream grpc.ServerStream) error {
+func (s *Server) process(stream grpc.ServerStream) (err error) {
 	s.count(1)
 	defer s.count(-1)
 	x := &exchange{
@@ -107,38 +112,45 @@ func (s *Server) process(stream grpc.ServerStream) error {
 		srv:  s,
 		send: func(a *answer) error { return stream.SendMsg(a) },
 	}
+	var mu sync.Mutex // held while a message is handled
+	defer func() {
+		mu.Lock()
+		defer mu.Unlock()
+		x.close()
+		if status.Code(err) != codes.Internal { // anything but garbage ends the stream without an error
+			err = nil
+		}
+	}()
 	m := &message{first: true}
 	for x.phase == phaseOpen && !x.over {
-		if !s.step(x, stream, m) {
-			x.close()
-			return nil
+		if err = s.receive(stream, m, &x.held); err == nil {
+			err = x.handle(m)
+		} else {
+			err = x.refuse(err)
+		}
+		if err != nil {
+			return err
 		}
 		for x.pending.Wait != nil {
 			select {
 			case <-x.pending.Ready:
 			case <-x.ctx.Done():
 			}
-			if x.resume() != nil {
-				x.close()
-				return nil
+			if err = x.resume(); err != nil {
+				return err
 			}
 		}
 	}
 	if x.over {
-		x.close()
 		return nil
 	}
-	var mu sync.Mutex // held while a message is handled
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		s.follow(x, stream, m, &mu)
-	}()
+	done := make(chan error, 1)
+	go func() { done <- s.follow(x, stream, m, &mu) }()
 	abort, drain := x.abort, s.drain
 	for leave := false; !leave; {
 		select {
-		case <-done:
-			leave = true
+		case err = <-done:
+			return err
 		case r := <-abort:
 			abort = nil
 			mu.Lock()
@@ -154,41 +166,65 @@ func (s *Server) process(stream grpc.ServerStream) error {
 			mu.Unlock()
 		}
 	}
-	mu.Lock()
-	x.close()
-	mu.Unlock()
 	return nil
 }
 
 // follow handles messages until the stream ends or a drain leaves it.
-func (s *Server) follow(x *exchange, stream grpc.ServerStream, m *message, mu *sync.Mutex) {
-	for {
-		err := stream.RecvMsg(m)
+func (s *Server) follow(x *exchange, stream grpc.ServerStream, m *message, mu *sync.Mutex) error {
+	for held := int64(0); ; {
+		err := s.receive(stream, m, &held)
 		mu.Lock()
-		if err != nil || x.closed {
-			m.free()
-			mu.Unlock()
-			return
+		if err == nil && !x.closed {
+			err = x.handle(m)
 		}
-		err = x.handle(m)
-		over := x.over || err != nil
+		m.free()
+		over := err != nil || x.over || x.closed
 		mu.Unlock()
 		if over {
-			return
+			return err
 		}
 	}
 }
 
-// step receives and handles one message; false ends the stream. Neither the end of the client's
-// side nor an error indicates whether the request succeeded.
-func (s *Server) step(x *exchange, stream grpc.ServerStream, m *message) bool {
-	if err := stream.RecvMsg(m); err != nil {
-		if isMalformed(err) {
-			s.opts.Metrics.Failure(FailureProtocol)
-		}
-		return false
+// errTooLong and errNoRoom are the errors of messages that were refused before they were received.
+var errTooLong, errNoRoom = errors.New("message is too long"), errors.New("no room for a message")
+
+// receive reads the next message. Unlike stream.RecvMsg, which ends the stream if a message is too long, it allows an
+// answer then. The memory of a message that flow control admits only while it is read is held in the meantime. Neither
+// the end of the client's side nor an error indicates whether the request succeeded.
+func (s *Server) receive(stream grpc.ServerStream, m *message, held *int64) error {
+	in, ok := grpc.ServerTransportStreamFromContext(stream.Context()).(interface { // gRPC's streams have these methods, though it does not promise it
+		ReadMessageHeader(header []byte) error
+		Read(n int) (mem.BufferSlice, error)
+	})
+	if !ok {
+		return stream.RecvMsg(m)
 	}
-	return x.handle(m) == nil
+	if err := in.ReadMessageHeader(m.prefix[:]); err != nil {
+		return err
+	}
+	n, before := int64(binary.BigEndian.Uint32(m.prefix[1:])), *held
+	switch {
+	case m.prefix[0] != 0:
+		return status.Error(codes.Internal, "compressed messages are not taken")
+	case n > int64(s.opts.BodyLimit)+messageSlack:
+		return errTooLong
+	case n > streamWindow:
+		if !s.bodies.grow(held, before+n+n/4) {
+			return errNoRoom
+		}
+		defer s.bodies.replace(held, before)
+	}
+	data, err := in.Read(int(n))
+	if err != nil {
+		return err
+	}
+	defer data.Free()
+	if err = m.decode(data); err != nil {
+		s.opts.Metrics.Failure(FailureProtocol)
+		return status.Error(codes.Internal, err.Error())
+	}
+	return nil
 }
 
 func (s *Server) count(delta int) {

@@ -23,8 +23,7 @@ type chunk struct {
 	// free is 1 + the offset of the first freed record, 0 for none. Freed records are linked through their first word.
 	free int
 	// next is the offset of the first record that was never used.
-	next int
-	used int
+	next, used int
 	// after and before link the chunks of a class that have room.
 	after, before int
 	listed        bool

@@ -55,8 +55,7 @@ type Event struct {
 	BlockSize int
 	// Adapter and Salt, like the target's model, separate caches of equal tokens. They must be
 	// set at least on a chain's first block; later blocks inherit them from the parent.
-	Adapter string
-	Salt    string
+	Adapter, Salt string
 	// Extra contains, per block, a digest of further keys (prompt embeddings) that the engine
 	// mixes into the block's hash; nil without such keys.
 	Extra []uint64

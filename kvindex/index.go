@@ -83,13 +83,8 @@ const (
 )
 
 type counters struct {
-	refused        [numRefusals]int64
-	stored         int64
-	removed        int64
-	unknownRemoved int64
-	cleared        int64
-	evicted        int64
-	rebuilt        int64
+	refused                                                    [numRefusals]int64
+	stored, removed, unknownRemoved, cleared, evicted, rebuilt int64
 }
 
 // slotState is the state of one target.

@@ -9,20 +9,18 @@ import (
 // claim is the credit for one stretch of blocks. It is valid only as long as generation is the
 // segment's and its number is not below the slot's claimsFrom.
 type claim struct {
-	expires    int64 // after Index.origin, in nanoseconds
-	segment    uint32
-	generation uint32
-	slot       Slot
-	start, end uint16
+	expires             int64 // after Index.origin, in nanoseconds
+	segment, generation uint32
+	slot                Slot
+	start, end          uint16
 }
 
 // claimQueue is a FIFO ring; all credit has the same TTL, so it is sorted by expiry.
 type claimQueue struct {
-	ring   []claim
-	head   int
-	length int
-	blocks int    // of all claims
-	gone   uint64 // claims that have left the queue so far: the number of the first one in it
+	ring         []claim
+	head, length int
+	blocks       int    // of all claims
+	gone         uint64 // claims that have left the queue so far: the number of the first one in it
 }
 
 // Credit identifies what one call of Speculate claimed; the zero Credit is empty.

@@ -36,12 +36,10 @@ type table struct {
 // shard stores its entries in groups of groupSize; a group is one cache line. In front of the groups there is one word
 // per group with one byte, the mark, from each entry's tag. Most searches are for absent names (every fresh block is
 // looked up), and the marks answer them in an eighth of the memory, which stays in the processor's caches. Invariant:
-// an entry is in its home group, or cyclically after it with only full groups between; its mark is never 0, that of an
-// empty place is.
+// an entry is in its home group, or cyclically after it with only full groups between; only empty places have mark 0.
 type shard struct {
-	words  []uint64 // marks of the groups, then the entries: tag in the high bits, place in the low bits
-	groups int
-	live   int
+	words        []uint64 // marks of the groups, then the entries: tag in the high bits, place in the low bits
+	groups, live int
 }
 
 const groupSize = 8

@@ -45,13 +45,11 @@ type choice struct {
 	degraded Degradation
 
 	// turn is that of Booking.Turn.
-	turn         uint8
-	key          Key
-	conversation uint32
-	firstTurn    bool
-	keepBinding  bool
-	implicit     bool
-	held, unmet  bool
+	turn                             uint8
+	key                              Key
+	conversation                     uint32
+	firstTurn, keepBinding, implicit bool
+	held, unmet                      bool
 }
 
 // decision is one run of the pipeline.

@@ -38,8 +38,7 @@ type entry struct {
 	// newer and older link the LRU list, left and right the list of the slot.
 	newer, older, left, right uint32
 	// path is the number of its last step, depth how many steps it has.
-	path  uint32
-	depth uint32
+	path, depth uint32
 	// turns is the number of its turns that countTurn has counted, at most countedTurns.
 	turns uint32
 }
@@ -60,14 +59,13 @@ const maxSiblings = 1024
 // conversations is an LRU table of conversations, bounded in number and in steps. An explicit id takes 48 bytes and a
 // place, a block of an implicit one 24 bytes and a place.
 type conversations struct {
-	max, maxSteps int
-	entries       []entry
-	free          []uint32
-	byKey         table
-	newest        uint32
-	oldest        uint32
-	bySlot        []uint32
-	bound         []int64 // number of conversations in each list of bySlot
+	max, maxSteps  int
+	entries        []entry
+	free           []uint32
+	byKey          table
+	newest, oldest uint32
+	bySlot         []uint32
+	bound          []int64 // number of conversations in each list of bySlot
 
 	steps     []step
 	freeSteps []uint32

@@ -7,8 +7,7 @@ import (
 )
 
 // A prompt of more than shortPrompt tokens counts as computed before if a target holds all but repeated of them: blocks have
-// up to 64 tokens, and the last one is seldom full. On a target with more than batch requests above the least loaded one,
-// decoding costs too.
+// up to 64 tokens, the last one seldom full. With more than batch requests above the least loaded target, decoding costs too.
 const shortPrompt, repeated, batch = 256, 64, 128
 
 // gate reports whether overlaps count: the best one must be strictly above the threshold.

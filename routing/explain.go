@@ -56,8 +56,7 @@ type Candidate struct {
 	Held int64 `json:"held,omitempty"`
 	// Cost is nil if the cost stage did not see the target.
 	Cost *float64 `json:"cost,omitempty"`
-	// TTFT and PerToken are the predicted time to the first token and per output token in seconds, 0
-	// without a prediction.
+	// TTFT and PerToken are the predicted seconds to the first token and per output token, 0 without a prediction.
 	TTFT     float64 `json:"ttft,omitempty"`
 	PerToken float64 `json:"per_token,omitempty"`
 	// Dropped is the stage or the Reason that dropped it, "" if none did.

@@ -37,10 +37,9 @@ const (
 
 // reservation is the load that one plan put on its targets.
 type reservation struct {
-	Decode     kvindex.Slot `json:"decode"`
-	Prefill    kvindex.Slot `json:"prefill,omitzero"`
-	decodeGen  uint32
-	prefillGen uint32
+	Decode                kvindex.Slot `json:"decode"`
+	Prefill               kvindex.Slot `json:"prefill,omitzero"`
+	decodeGen, prefillGen uint32
 	// Miss is the uncached tokens on the target that computes the prompt: Prefill if there is one, else Decode.
 	Miss int64 `json:"miss"`
 	// KV is the prompt's tokens.

@@ -117,8 +117,7 @@ func (d *decision) firstTurnStage() bool {
 }
 
 // part returns the candidates for a new conversation. While other replicas place new ones too and less than half of the
-// targets are near, all replicas would choose the same few. Each then chooses from its own part of the targets, if one in
-// it is near.
+// targets are near, all replicas would choose the same few. Each then chooses from its own part of the targets, if one is near.
 func (d *decision) part(near func(c *candidate) bool) []candidate {
 	o, n := &d.r.others, len(d.cands)
 	if b := &d.out.models.starts[d.req.leg]; b.Own || !d.r.concurrent(d.now, b.Heard) {

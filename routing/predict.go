@@ -59,8 +59,7 @@ func (f *fit) at(x *terms) (y float64) {
 	return y
 }
 
-// learn adds a sample of a weight up to 1: y seconds for x. whole is the time of which y is a part: the error is
-// relative to it.
+// learn adds a sample of a weight up to 1: y seconds for x, a part of whole, to which the error is relative.
 func (f *fit) learn(x *terms, y, whole, trust float64) {
 	expected := f.at(x)
 	scale := max(whole, whole-y+expected, 1e-6)
@@ -306,8 +305,7 @@ func (r *Router) expect(now time.Duration, res *reservation, seen bool) {
 	res.Forecast = w
 }
 
-// computed notes that the prompt of a booking is computed, and with it all that was booked before: engines are first in
-// first out.
+// computed notes that the prompt of a booking, and all that was booked before, is computed: engines are first in first out.
 func (r *Router) computed(now time.Duration, res *reservation) {
 	w := &res.Forecast
 	t := r.computes(res)

@@ -92,17 +92,15 @@ type Queue struct {
 	// Bands are bounds of single priorities, below those of the queue.
 	Bands map[int]Bounds
 
-	waiters map[uint64]*waiting
-	lanes   map[Lane]*lane
-	bands   map[int]*band
-	bytes   int64
-	tokens  int64
+	waiters       map[uint64]*waiting
+	lanes         map[Lane]*lane
+	bands         map[int]*band
+	bytes, tokens int64
 	// held is the Tokens of the waiters that are held for a target, by slot.
 	held []int64
 	// idle is the number of idle targets when waiters were last looked at.
 	idle int
-	// programs has the tokens served to each program. When it has maxPrograms entries it becomes older, and the former
-	// older is dropped.
+	// programs has the tokens served to each program. At maxPrograms entries it becomes older, and the former older is dropped.
 	programs, older map[Key]int64
 	// open and skipped are scratch memory of Serve.
 	open    []*lane

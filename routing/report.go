@@ -22,17 +22,14 @@ type Report struct {
 
 // reported is the last accepted report of a target, joined with the ledger.
 type reported struct {
-	known    bool
-	at       time.Duration
-	received time.Duration
+	known        bool
+	at, received time.Duration
 	// foreign and foreignTokens are the requests and queued tokens on the engine that the
 	// ledger did not have when the report came.
-	foreign       int64
-	foreignTokens int64
-	kvUsage       float64
-	running       int64
-	waiting       int64
-	seq           uint64
+	foreign, foreignTokens int64
+	kvUsage                float64
+	running, waiting       int64
+	seq                    uint64
 	// before is the foreignTokens of the report before this one, full what two reports in a
 	// row say about the KV cache, nearly what this one says; see Router.saturated.
 	before       int64

@@ -46,14 +46,12 @@ type Router struct {
 	bookings uint64
 
 	// Scratch memory of one decision, reused.
-	group       []kvindex.Slot
-	match       []match
-	matchEpoch  uint32
-	overlaps    []Overlap
-	cands       []candidate
-	workerCands []candidate
-	perWorker   []int32
-	freeWorkers []int32
+	group                  []kvindex.Slot
+	match                  []match
+	matchEpoch             uint32
+	overlaps               []Overlap
+	cands, workerCands     []candidate
+	perWorker, freeWorkers []int32
 }
 
 // match finds a slot's entry among the overlaps of the decision with this epoch.

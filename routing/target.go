@@ -367,8 +367,7 @@ func (r *Router) releaseWorker(name string) {
 }
 
 type workerEntry struct {
-	number int32
-	ranks  int32
+	number, ranks int32
 }
 
 // suspended reports whether a target's reports have stopped. A target that never reported is not suspended.

@@ -297,7 +297,7 @@ func (s *service) openPages(c *config.Config, handler extproc.Handler, metrics *
 	s.server.Register(s.grpc)
 	events := s.grpc
 	if c.Listen.Events != "" {
-		s.events = grpc.NewServer(append(extproc.GRPCOptions(opts), grpc.MaxRecvMsgSize(extproc.MaxOther))...)
+		s.events = grpc.NewServer(extproc.GRPCOptions(opts)...)
 		events = s.events
 	}
 	kvlanev1.RegisterKVEventsServer(events, s.decider.Fleet().Push())

@@ -128,8 +128,7 @@ type LegUsage struct {
 // NewLegUsage returns the usage of a leg that has not ended.
 func NewLegUsage() *LegUsage { return &LegUsage{ended: make(chan struct{})} }
 
-// Keep records the usage that the leg's answer has reported, nil if the leg failed, and lets Wait return. It must be
-// called once.
+// Keep, called once, records the usage that the leg's answer has reported, nil if it failed, and lets Wait return.
 func (u *LegUsage) Keep(usage *Usage) {
 	if u == nil {
 		return

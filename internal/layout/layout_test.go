@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83357
+	totalLimit = 83355
 	totalGoal  = 62000
 )
 
@@ -33,7 +33,7 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21737, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 21735, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28886, 22000, []string{"internal/tokens"}},
 	{"fleet", 4714, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1658, 1300, []string{"internal/observe"}},

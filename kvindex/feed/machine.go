@@ -139,9 +139,8 @@ type batch struct {
 }
 
 type digest struct {
-	seq uint64
-	sum uint64
-	set bool
+	seq, sum uint64
+	set      bool
 }
 
 // NewMachine returns a Machine that is not connected.
