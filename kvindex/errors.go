@@ -1,5 +1,7 @@
 package kvindex
 
+import "strings"
+
 // RefusalError is the reason why an event, or the rest of it, was not applied. A refused event
 // can lose matches, but never produces a wrong match.
 type RefusalError uint8
@@ -45,7 +47,10 @@ var refusalTexts = [numRefusals]string{
 	ErrPlaceholder:   "placeholder of a block that is not held",
 }
 
-// Error returns a short description, which is also used as a metric label.
+// Name returns Error in snake case, for metrics and pages.
+func (e RefusalError) Name() string { return strings.ReplaceAll(e.Error(), " ", "_") }
+
+// Error returns a short description.
 func (e RefusalError) Error() string {
 	if int(e) < len(refusalTexts) && refusalTexts[e] != "" {
 		return refusalTexts[e]

@@ -306,7 +306,7 @@ func (f *Fleet) feedWarnings(v *View, add func(worker, reason, format string, ar
 		if c := s.Counts; c.Failures > 0 && c.Failures == c.Replays {
 			add(s.Worker, "no_replay", "no replay of events has worked, so a lost one clears what is known of a rank: %s; name the replay endpoint of the engine", s.LastError)
 		}
-		unfit := feed.Refused + "_" + feed.Reason(strings.ReplaceAll(kvindex.ErrBlockSize.Error(), " ", "_"))
+		unfit := feed.Refused + "_" + feed.Reason(kvindex.ErrBlockSize.Name())
 		for _, why := range []feed.Reason{feed.WrongBlockSize, unfit, feed.Misaligned, feed.UnknownHash, feed.WrongRank} {
 			if n := s.Dropped[why]; n > 0 {
 				add(s.Worker, "events_dropped", "%d KV events dropped: %s", n, why)

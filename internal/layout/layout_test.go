@@ -36,7 +36,7 @@ var rooms = []struct {
 	{"heart", 21735, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28886, 22000, []string{"internal/tokens"}},
 	{"fleet", 4714, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1658, 1300, []string{"internal/observe"}},
+	{"observe", 1657, 1300, []string{"internal/observe"}},
 	{"decide", 3165, 1700, []string{"internal/decide"}},
 	{"replicas", 2475, 2200, []string{"internal/replicas"}},
 	{"lab", 11649, 11700, []string{"internal/lab"}},

@@ -27,7 +27,7 @@ type indexStats struct {
 func NewIndexPage(s kvindex.Stats, feeds []feed.Status, warmed int64) IndexPage {
 	page := IndexPage{indexStats{s, map[string]int64{}}, feedRows(feeds), warmed}
 	for why, n := range s.Refused {
-		page.Index.Refused[strings.ReplaceAll(why.Error(), " ", "_")] = n
+		page.Index.Refused[why.Name()] = n
 	}
 	return page
 }

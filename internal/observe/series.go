@@ -2,7 +2,6 @@ package observe
 
 import (
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -132,7 +131,7 @@ func (emit Emit) Index(s kvindex.Stats, warmed int64) {
 		emit(m.name, m.help, float64(m.value))
 	}
 	for why, n := range s.Refused {
-		emit("index_refused_events_total", "Events that the index refused, by reason.", float64(n), "reason", strings.ReplaceAll(why.Error(), " ", "_"))
+		emit("index_refused_events_total", "Events that the index refused, by reason.", float64(n), "reason", why.Name())
 	}
 	for _, t := range s.Targets {
 		labels := []string{"worker", t.Target.Worker, "rank", Rank(t.Target.Rank)}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -123,7 +122,7 @@ func (a *applier) refuse(t kvindex.Target, algo string) {
 // refused returns the reason for an error of the sink, including the index's own if it has one.
 func refused(err error) Reason {
 	if r, ok := errors.AsType[kvindex.RefusalError](err); ok {
-		return Refused + "_" + Reason(strings.ReplaceAll(r.Error(), " ", "_"))
+		return Refused + "_" + Reason(r.Name())
 	}
 	return Refused
 }
