@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"net/http"
@@ -248,6 +249,8 @@ func TestNoFormNamesAPeer(t *testing.T) {
 		"UTF-7":                {kind: "multipart/form-data; Charset=utf-7; boundary=b", body: file + fmt.Sprintf(field, `name="vllm+AF8-xargs"`) + last, refused: true},
 		"two encodings":        {kind: "multipart/form-data; charset=UTF-8; charset=utf-7; boundary=b", body: file + fmt.Sprintf(field, `name="vllm+AF8-xargs"`) + last, refused: true},
 		"UTF-8":                {kind: `Multipart/Form-Data; charset="UTF-8"; boundary=b`, body: file + last},
+		"ASCII":                {kind: "multipart/form-data; charset=us-ascii; boundary=b", body: file + last},
+		"Latin-1":              {kind: "multipart/form-data; charset=ISO-8859-1; boundary=b", body: file + last},
 		"a boundary like JSON": {kind: "multipart/form-data; boundary=json", body: strings.ReplaceAll(file+fmt.Sprintf(field, `name="vllm_xargs"`)+last, "--b", "--json"), refused: true},
 		"the beginning":        {kind: form, body: fmt.Sprintf(field, `name="vllm_xargs"`), partial: true, refused: true},
 	} {
@@ -257,6 +260,8 @@ func TestNoFormNamesAPeer(t *testing.T) {
 				d := b.Decide(t.Context(), r)
 				if got := d.Reject != nil && d.Reject.Status == 400; got != refused || d.Body != nil {
 					t.Errorf("%s, %s: got %+v and body %q, want refused %v", name, path, d.Reject, d.Body, refused)
+				} else if got && !bytes.Contains(d.Reject.Body, []byte("UTF-8, US-ASCII and ISO-8859-1")) {
+					t.Errorf("%s: got %s, want every encoding that passes", name, d.Reject.Body)
 				}
 				end(&d, 200)
 			}

@@ -155,7 +155,7 @@ func (j *job) readUnknown() (*input, error) {
 	_, upgrades := j.r.Header("upgrade") // a content-type of the upgrade request says nothing about what the WebSocket carries
 	kind, _ := j.r.Header("content-type")
 	if kind = strings.ToLower(kind); strings.Contains(kind, "form") && !j.d.cfg.Disagg.Trust && (j.r.Partial && j.d.legs != nil || disagg.FormMayName(kind, j.r.Body)) {
-		return nil, j.fail(400, "kvlane_unread_body", "vllm_xargs of a form might name hosts to an engine: leave it out, and every charset but UTF-8")
+		return nil, j.fail(400, "kvlane_unread_body", "vllm_xargs of a form might name hosts to an engine: leave it out, and every charset but UTF-8, US-ASCII and ISO-8859-1")
 	}
 	if len(j.r.Body) == 0 && !j.r.Partial || !j.d.guarded() && j.d.cfg.Disagg.Trust || kind != "" && !upgrades && !strings.Contains(kind, "json") {
 		return &input{}, nil
