@@ -296,7 +296,7 @@ func faults() []fault {
 			failed = 2 * loadClients // on a busy machine the health check may come late
 			why = "Envoy keeps no copy of a body that it has sent to Kvlane: requests that Kvlane holds are answered 500, and running answers are cut, one for each client"
 		}
-		add(shape, shape != "sidecar", fault{name: "Kvlane stopped", made: "SIGSTOP for 8 s; `envoy.stall_timeout` is 2 s", failed: failed, why: why, stall: stop / 2, play: func(p *stage) {
+		add(shape, shape != "sidecar", fault{name: "Kvlane stopped", made: "SIGSTOP for 8 s; `envoy.stall_timeout` is 2 s", failed: failed, why: why, stall: stallTimeout, play: func(p *stage) {
 			p.signal(syscall.SIGSTOP)
 			p.lasts(stop, 2*loadClients)
 			p.over()
