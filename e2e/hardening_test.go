@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -19,7 +20,17 @@ import (
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	alsv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	epv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
 // A client that sends single bytes with long pauses cannot keep a request open; one that is
@@ -249,5 +260,124 @@ func TestPathsAndHeadersOfClients(t *testing.T) {
 	}
 	if header.Get("X-Harmless") != "1" {
 		t.Errorf("got headers %v, want the harmless one among them", header)
+	}
+}
+
+// A body that finds no room within limits.bodies_in_flight is answered 503 with Retry-After; the one that has room, and those after
+// it, are served.
+func TestBodiesInFlightAreBounded(t *testing.T) {
+	b := newBed(t, shape{engines: 1, decide: "10s, bodies_in_flight: {count: 1}", envoy: ", request_body: FULL_DUPLEX_STREAMED"})
+	body := b.remember(chatBody(message{"user", prose("held", 500)}))
+	conn, err := net.Dial("tcp", b.ingress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body[:len(body)/2])
+	b.until("Kvlane holds half of a body", func() bool { return b.metric("kvlane_bodies_in_flight") == 1 })
+	r := b.post("/v1/chat/completions", chatBody(message{"user", "no room"}))
+	if r.status != http.StatusServiceUnavailable || r.header.Get("Retry-After") == "" || r.answer.Error.Message == "" {
+		t.Errorf("got status %d, Retry-After %q and %s, want 503, a time and a message", r.status, r.header.Get("Retry-After"), r.body)
+	}
+	if _, err := conn.Write(body[len(body)/2:]); err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+	held, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held.Body.Close()
+	after := b.post("/v1/chat/completions", chatBody(message{"user", "room again"}))
+	if held.StatusCode != http.StatusOK || after.status != http.StatusOK {
+		t.Errorf("got status %d for the body that was held and %d after it, want 200", held.StatusCode, after.status)
+	}
+}
+
+// What a client of Kvlane's own ports holds open, of any kind, takes no more memory than the bodies that the configuration allows
+// and a bound for each stream and connection.
+func TestWhatIsHeldOpenIsBounded(t *testing.T) {
+	const (
+		each       = 200       // of each kind
+		bodies     = 32 << 20  // limits.bodies_in_flight.bytes
+		piece      = 1 << 20   // of each body
+		perStream  = 32 << 10  // of the 7 kinds of streams
+		perSilence = 288 << 10 // gRPC's buffers of a connection
+		most       = 3*bodies + each*(7*perStream+perSilence)
+	)
+	address := freeAddress(t)
+	b := newBed(t, shape{engines: 1, listen: fmt.Sprintf("address: %q", address), decide: fmt.Sprintf("10s, bodies_in_flight: {bytes: %d}", bodies)})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	headers := &epv3.ProcessingRequest{
+		ProtocolConfig: &epv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED},
+		Request: &epv3.ProcessingRequest_RequestHeaders{RequestHeaders: &epv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
+			{Key: ":method", RawValue: []byte("POST")}, {Key: ":path", RawValue: []byte("/v1/chat/completions")},
+		}}}},
+	}
+	part := &epv3.ProcessingRequest{Request: &epv3.ProcessingRequest_RequestBody{RequestBody: &epv3.HttpBody{Body: bytes.Repeat([]byte("a"), piece)}}}
+	process := func(messages ...*epv3.ProcessingRequest) error {
+		s, err := epv3.NewExternalProcessorClient(conn).Process(ctx)
+		for _, m := range messages {
+			if err == nil {
+				err = s.Send(m)
+			}
+		}
+		return err
+	}
+	silent := func(address string) error {
+		c, err := net.Dial("tcp", address)
+		if err == nil {
+			context.AfterFunc(ctx, func() { _ = c.Close() })
+		}
+		return err
+	}
+	before := b.metric("process_resident_memory_bytes")
+	for name, open := range map[string]func() error{
+		"streams without a message":          func() error { return process() },
+		"headers without a body":             func() error { return process(headers) },
+		"bodies that stop, answers unread":   func() error { return process(headers, part) },
+		"connections that say nothing":       func() error { return silent(address) },
+		"admin connections that say nothing": func() error { return silent(b.admin) },
+		"relays without a hello": func() error {
+			_, err := kvlanev1.NewKVEventsClient(conn).Push(ctx)
+			return err
+		},
+		"access logs without an entry": func() error {
+			_, err := alsv3.NewAccessLogServiceClient(conn).StreamAccessLogs(ctx)
+			return err
+		},
+		"lists of workers that are not read": func() error {
+			s, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).StreamAggregatedResources(ctx)
+			if err == nil {
+				err = s.Send(&discoveryv3.DiscoveryRequest{TypeUrl: "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment", ResourceNames: []string{"model_servers"}})
+			}
+			return err
+		},
+		"watches of health": func() error {
+			_, err := grpc_health_v1.NewHealthClient(conn).Watch(ctx, &grpc_health_v1.HealthCheckRequest{})
+			return err
+		},
+	} {
+		for range each {
+			if err := open(); err != nil && !errors.Is(err, io.EOF) { // answered meanwhile
+				t.Errorf("%s: %v", name, err)
+				break
+			}
+		}
+	}
+	b.until("bodies are refused", func() bool { return b.metric("kvlane_extproc_failures_total", `kind="too_many_bodies"`) > each/2 })
+	grown := b.metric("process_resident_memory_bytes") - before
+	t.Logf("grown by %.0f MiB, bound %d MiB; %d MiB of bodies sent", grown/(1<<20), most>>20, each*piece>>20) // measured: 106 to 128
+	if held := b.metric("kvlane_bodies_in_flight_bytes"); grown > most || held > bodies || held == 0 {
+		t.Errorf("got %.0f bytes more and %.0f bytes of bodies, want at most %d and %d", grown, held, most, bodies)
+	}
+	if r := b.post("/v1/models", nil); r.status >= http.StatusInternalServerError {
+		t.Errorf("got status %d while all this is held, want another client served", r.status)
 	}
 }
