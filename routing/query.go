@@ -147,8 +147,8 @@ const (
 	NumReasons // the number of reasons
 )
 
-var reasonNames = [NumReasons]string{"eligible", "role", "model", "not ready", "draining", "subset", "excluded", "pin", "suspended",
-	"suspect", "busy: requests", "busy: queue", "busy: KV", "cap", "ttft"}
+var reasonNames = [NumReasons]string{"eligible", "role", "model", "not_ready", "draining", "subset", "excluded", "pin", "suspended",
+	"suspect", "busy_requests", "busy_queue", "busy_kv", "cap", "ttft"}
 
 // String returns the reason's name.
 func (r Reason) String() string {

@@ -296,7 +296,7 @@ func (d *demo) welcome() {
 	fmt.Fprintf(w, `Envoy listens at http://%s, Kvlane's page, metrics and debug pages are at http://%s/, behind them are:
 `, c.Envoy.Ingress, c.Admin.Address)
 	for i, e := range d.engines {
-		fmt.Fprintf(w, "  %-9s  %s  (simulated vLLM with %d ranks)\n", d.name(i), e.URL(), c.Workers.Static[i].Ranks)
+		fmt.Fprintf(w, "  %-9s  %s  (simulated vLLM, ranks: %d)\n", d.name(i), e.URL(), c.Workers.Static[i].Ranks)
 	}
 	self, err := os.Executable()
 	if err != nil {

@@ -55,7 +55,7 @@ func runRecord(ctx context.Context, io streams, args []string) error {
 	var first, shown time.Time
 	var written, left, unknown, skipped int
 	progress := func() {
-		fmt.Fprintf(io.err, "%d requests recorded (%d with an assumed output length), %d left out (failed, or without a prompt), %d missed\n", written, unknown, left, skipped)
+		fmt.Fprintf(io.err, "requests recorded: %d (with an assumed output length: %d), left out (failed, or without a prompt): %d, missed: %d\n", written, unknown, left, skipped)
 	}
 	err := c.rows(ctx, "n=0&hashes=true", func(line string, row *observe.Row) error {
 		if row == nil {

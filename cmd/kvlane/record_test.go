@@ -40,7 +40,7 @@ func TestRecordedTrafficCanBeReplayed(t *testing.T) {
 		select {
 		case code := <-done:
 			text, err := os.ReadFile(file)
-			if code != 0 || err != nil || strings.Count(string(text), "\n") != 40 || !strings.Contains(errs.String(), "40 requests recorded (") {
+			if code != 0 || err != nil || strings.Count(string(text), "\n") != 40 || !strings.Contains(errs.String(), "requests recorded: 40 (") {
 				t.Fatalf("got code %d, %q, %v, trace %s, want 40 requests", code, errs.String(), err, text)
 			}
 			if !strings.Contains(string(text), `"output_length":5,`) || !strings.Contains(string(text), `"output_length":77,`) || strings.Contains(string(text), "[9]") {

@@ -164,7 +164,7 @@ func runTokensCheck(ctx context.Context, io streams, args []string) error {
 		return fmt.Errorf("the engine could not be compared: %w", err)
 	}
 	if differ > 0 {
-		return fmt.Errorf("%s: %d prompts have other ids", *url, differ)
+		return fmt.Errorf("%s: prompts with other ids: %d", *url, differ)
 	}
 	return nil
 }

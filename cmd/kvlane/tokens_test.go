@@ -54,7 +54,7 @@ func TestTokensCheckTellsWhatDiffers(t *testing.T) {
 		t.Errorf("code %d\n%s%s", code, out, errs)
 	}
 	wrong.Store(true)
-	if code, out, errs := kvlane("", args...); code != 1 || !strings.Contains(out, "differs ") || !strings.Contains(errs, "have other ids") {
+	if code, out, errs := kvlane("", args...); code != 1 || !strings.Contains(out, "differs ") || !strings.Contains(errs, "prompts with other ids: ") {
 		t.Errorf("code %d\n%s%s", code, out, errs)
 	}
 	if code, _, errs := kvlane("", append(args, "--model", "other")...); code != 1 || !strings.Contains(errs, "could not be compared") {

@@ -113,7 +113,7 @@ func totals(s *observe.Status) string {
 			ready++
 		}
 	}
-	out := fmt.Sprintf("kvlane %s, %s\nworkers: %d of %d ready, %d ranks; requests: %d running, %d waiting, %.0f refused\n", s.Version,
+	out := fmt.Sprintf("kvlane %s, %s\nworkers: %d of %d ready; ranks: %d; requests: %d running, %d waiting, %.0f refused\n", s.Version,
 		cmp.Or(s.NotReady, "ready"), ready, len(s.Workers), ranks, s.Reservations, s.Waiting, s.Rejected)
 	return out + fmt.Sprintf("prompt tokens cached: %s predicted; engines report %s of the prediction\n",
 		percent(s.MatchedTokens, s.PromptTokens), percent(s.ObservedTokens, s.PredictedTokens))
@@ -130,7 +130,7 @@ func statusText(s *observe.Status) string {
 	var b strings.Builder
 	b.WriteString(totals(s))
 	for _, c := range s.Queue {
-		fmt.Fprintf(&b, "queue: %s, priority %d: %d requests, %d tokens\n", inCell(c.Model), c.Priority, c.Requests, c.Tokens)
+		fmt.Fprintf(&b, "queue: %s, priority %d, requests: %d, tokens: %d\n", inCell(c.Model), c.Priority, c.Requests, c.Tokens)
 	}
 	b.WriteByte('\n')
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)

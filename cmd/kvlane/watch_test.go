@@ -67,7 +67,7 @@ func TestStatusInATerminal(t *testing.T) {
 	s.Workers[0].Ranks[1].Feed = "gap"
 	args, _ := watched(t, s)
 	code, out, errs := kvlane("", append([]string{"status"}, args...)...)
-	if code != 0 || errs != "" || !strings.Contains(out, "1 of 1 ready, 2 ranks; requests: 3 running") || !strings.Contains(out, "60% predicted; engines report 99%") {
+	if code != 0 || errs != "" || !strings.Contains(out, "1 of 1 ready; ranks: 2; requests: 3 running") || !strings.Contains(out, "60% predicted; engines report 99%") {
 		t.Errorf("got code %d, %q, %q, want the totals", code, out, errs)
 	}
 	if !strings.Contains(out, `a\x1b[2J\nb\t`) || !strings.Contains(out, "50%") || !strings.Contains(out, "1 gap, 1 live") || !strings.Contains(out, "warning: worker") {
@@ -296,6 +296,39 @@ func TestAnExportOfAnEarlierVersion(t *testing.T) {
 			if code, out, errs := kvlane("", "explain", "--rerun", file); code != want {
 				t.Errorf("via %q: got code %d, %s%s, want %d for\n%s", via, code, out, errs, want, text)
 			}
+		}
+	}
+}
+
+// The reasons of a refusal that an earlier version exported had spaces.
+func TestAnExportedRefusalOfAnEarlierVersion(t *testing.T) {
+	cfg := routing.DefaultConfig()
+	cfg.Policy.Limits.MaxActive = 1
+	r, err := routing.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for slot, name := range []string{"a", "b"} {
+		r.SetTarget(kvindex.Slot(slot), routing.TargetInfo{Target: kvindex.Target{Worker: name, Rank: kvindex.NoRank}, Ready: name == "a"})
+	}
+	if _, err := r.Pick(0, &routing.Query{ID: "first", PromptTokens: 300}, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	d, err := r.PickRecorded(0, &routing.Query{ID: "refused", PromptTokens: 300}, nil, nil)
+	if err == nil || !strings.Contains(d.Error, "1 not_ready, 1 busy_requests;") {
+		t.Fatalf("got %+v, %v, want a refusal", d, err)
+	}
+	text, err := json.Marshal(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "decision.json")
+	for reasons, want := range map[string]int{"1 not_ready, 1 busy_requests;": 0, "1 not ready, 1 busy: requests;": 0, "1 not_ready, 1 busy_queue;": 1} {
+		if err := os.WriteFile(file, []byte(strings.Replace(string(text), "1 not_ready, 1 busy_requests;", reasons, 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if code, out, errs := kvlane("", "explain", "--rerun", file); code != want {
+			t.Errorf("%s: got code %d, %s%s, want %d", reasons, code, out, errs, want)
 		}
 	}
 }

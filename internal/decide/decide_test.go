@@ -370,7 +370,7 @@ func TestRefusalsAreInPlainWords(t *testing.T) {
 	for name, c := range map[string]struct {
 		exclude, message, detail string
 	}{
-		"busy":     {"", "all workers that could serve this request are busy; try again in 1 s", "capacity exhausted in pool both: 1 busy: requests"},
+		"busy":     {"", "all workers that could serve this request are busy; try again in 1 s", "capacity exhausted in pool both: 1 busy_requests"},
 		"excluded": {"aaaa", "no worker can serve this request at the moment", "1 excluded (aaaa)"},
 	} {
 		d, e := b.ask("/v1/completions", completion(10, ""), "x-kvlane-exclude", c.exclude)

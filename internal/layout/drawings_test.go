@@ -122,7 +122,7 @@ func drawings() map[string]drawing {
 		{20, 312, "cost = uncached tokens + queued tokens + 1,000 for each running request (an example; the preset sets the weights)"}}}
 	decision.row(20, 40, 92, 50, 28, "read\nJSON, API", "tokens\nas the engine", "hash\nblocks", "index\nholders", "filter\nready, model", "cost\neach target", "book\nand answer")
 	for i, line := range [][]string{{"target", "uncached", "queued", "running", "cost", "verdict"}, {"a/0", "7,200", "0", "1", "8,200", ""}, {"a/1", "800", "2,000", "3", "5,800", "picked"},
-		{"b/0", "8,000", "0", "0", "8,000", ""}, {"b/1", "–", "–", "–", "–", "not ready"}} {
+		{"b/0", "8,000", "0", "0", "8,000", ""}, {"b/1", "–", "–", "–", "–", "not_ready"}} {
 		for k, cell := range line {
 			decision.boxes = append(decision.boxes, box{x: 70 + 120*k, y: 125 + 33*i, w: 120, h: 33, text: cell, dark: i == 0 || i == 2})
 		}

@@ -27,6 +27,15 @@ func TestKeysAreInSnakeCase(t *testing.T) {
 	}
 }
 
+// The reasons why targets are not eligible are in snake_case: they are values in JSON.
+func TestReasonsAreInSnakeCase(t *testing.T) {
+	for r := range routing.NumReasons {
+		if !snakeCase.MatchString(r.String()) {
+			t.Errorf("got the reason %q, want snake_case", r)
+		}
+	}
+}
+
 var snakeCase = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
 
 // keysOf adds the keys below a type that are not in snake_case.

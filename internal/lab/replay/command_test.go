@@ -108,7 +108,7 @@ func TestCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := out.String(); !strings.Contains(s, "round-robin") || !strings.Contains(s, "4 ranks, 2 seeds") {
+	if s := out.String(); !strings.Contains(s, "round-robin") || !strings.Contains(s, "ranks: 4, seeds: 2") {
 		t.Errorf("table:\n%s", s)
 	}
 	html, err := os.ReadFile(page)

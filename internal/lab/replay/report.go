@@ -371,7 +371,7 @@ func writeJSON(out io.Writer, v any) error {
 // WriteTable writes the means.
 func (r *Report) WriteTable(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(w, "%s, %d ranks, %d seeds\n", r.Workload, r.Ranks, len(r.Seeds))
+	fmt.Fprintf(w, "%s, ranks: %d, seeds: %d\n", r.Workload, r.Ranks, len(r.Seeds))
 	fmt.Fprintln(w, "policy\thit %\tceiling %\tTTFT p50\tp90\t±\tp95\tp99\tITL p50 ms\ttok/s\tCV %\tmax/min\tmin/mean %\tmoves\tgoodput\trefused\terror p90 %\t")
 	for i := range r.Rows {
 		m, d := &r.Rows[i].Mean, &r.Rows[i].Deviation

@@ -61,7 +61,7 @@ function totals(s, now) {
   ];
   for (const role of ['prefill', 'decode']) {
     const of = s.workers.filter((w) => w.role === role);
-    if (of.length) tiles.push([`${role}: running`, `${of.flatMap((w) => w.ranks).reduce((n, r) => n + r.active, 0)} on ${of.length} workers`]);
+    if (of.length) tiles.push([`${role}: running`, `${of.flatMap((w) => w.ranks).reduce((n, r) => n + r.active, 0)} (workers: ${of.length})`]);
   }
   const legs = Object.entries(s.prefill_legs_total || {});
   if (legs.length) tiles.push(['prefill legs', legs.map(([k, n]) => `${number(n)} ${k}`).join(', ')]);
