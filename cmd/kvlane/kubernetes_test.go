@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/routing"
 )
 
 // A request that the gate refuses counts in kvlane_requests_total too: alerts use shares of
@@ -39,8 +41,9 @@ func TestRefusedPoolsAreCountedAsRequests(t *testing.T) {
 // pools is an API server that has InferencePools by name, and no pods. Changes appear in
 // lists only: its watches end immediately.
 type pools struct {
-	mu    sync.Mutex
-	known string // "" for none
+	mu         sync.Mutex
+	known      string // "" for none
+	objectives string // the items of their list
 }
 
 // ServeHTTP implements http.Handler.
@@ -61,6 +64,10 @@ func (p *pools) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if strings.HasSuffix(r.URL.Path, "/inferenceobjectives") {
+		fmt.Fprintf(w, `{"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjectiveList", "metadata": {"resourceVersion": "1"}, "items": [%s]}`, p.objectives)
+		return
+	}
 	items := ""
 	if p.known != "" && r.URL.Query().Get("fieldSelector") == "metadata.name="+p.known {
 		items = fmt.Sprintf(`{"metadata": {"name": %q, "namespace": "ns"}, "spec": {"selector": {"matchLabels": {"app": "x"}}, "targetPorts": [{"number": 8000}]}}`, p.known)
@@ -101,18 +108,58 @@ func until(t *testing.T, url string, want func(status int, body string) bool) (s
 	}
 }
 
+// accessTo starts an API server and returns a kubeconfig for it.
+func accessTo(t *testing.T, api http.Handler) string {
+	t.Helper()
+	server := httptest.NewServer(api)
+	t.Cleanup(server.Close)
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(file, fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k"}}], "clusters": [{"name": "k", "cluster": {"server": %q}}]}`, server.URL), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// The priority of an InferenceObjective in the cluster is that of a decision for a request that names it, if names are trusted.
+func TestPrioritiesOfTheClusterReachDecisions(t *testing.T) {
+	api := &pools{objectives: `{"metadata": {"name": "batch", "namespace": "ns"}, "spec": {"priority": -3, "poolRef": {"name": "llm"}}}`}
+	for _, trusted := range []bool{true, false} {
+		s, admin, _ := started(t, fmt.Sprintf(`routing: {trust_objectives: %v}
+workers:
+  health: {every: 0}
+  static: [{name: a, address: "127.0.0.1:9"}]
+  kubernetes: {selector: {app: x}, ports: [8000], namespace: ns, kubeconfig: %q, never_ask: true, objectives: [llm-d.ai]}
+`, trusted, accessTo(t, api)))
+		until(t, admin+"/metrics", func(_ int, body string) bool { return strings.Contains(body, "\nkvlane_objectives 1\n") })
+		until(t, admin+"/readyz", func(status int, _ string) bool { return status == http.StatusOK })
+		resp, err := http.Post(admin+"/debug/record?n=9", "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		for id, want := range map[string]int{"batch": -3, "unknown": 0} {
+			d := s.decider.Decide(t.Context(), &extproc.Request{ID: id, Method: "POST", Path: "/v1/completions", Received: time.Now(),
+				Headers: []extproc.Header{{Name: "x-llm-d-inference-objective", Value: id}}, Body: []byte(`{"model": "m", "prompt": "Hello"}`)})
+			if d.Reject != nil {
+				t.Fatalf("%s: refused: %+v", id, d.Reject)
+			}
+			if !trusted {
+				want = 0
+			}
+			var recorded routing.Decision
+			_, text := page(t, admin+"/debug/decisions/"+id+"/export")
+			if err := json.Unmarshal([]byte(text), &recorded); err != nil || recorded.Query.ID != id || recorded.Query.Priority != want {
+				t.Errorf("trusted %v, %s: got %v, %s, want priority %d", trusted, id, err, text, want)
+			}
+		}
+	}
+}
+
 // A pool that is misspelt, or was deleted, does not stop new replicas from serving the
 // others; without any existing pool there is nothing to serve.
 func TestReadyWithThePoolsThatExist(t *testing.T) {
 	api := &pools{}
-	server := httptest.NewServer(api)
-	defer server.Close()
-	dir := t.TempDir()
-	access := filepath.Join(dir, "kubeconfig")
-	if err := os.WriteFile(access, fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k"}}], "clusters": [{"name": "k", "cluster": {"server": %q}}]}`, server.URL), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s, admin, _ := started(t, fmt.Sprintf("workers: {kubernetes: {pools: [llm, ghost], namespace: ns, kubeconfig: %q, never_ask: true}}\n", access))
+	s, admin, _ := started(t, fmt.Sprintf("workers: {kubernetes: {pools: [llm, ghost], namespace: ns, kubeconfig: %q, never_ask: true}}\n", accessTo(t, api)))
 	status, _ := until(t, admin+"/readyz", func(_ int, body string) bool { return strings.Contains(body, "there is no InferencePool ns/llm") })
 	if status != http.StatusServiceUnavailable {
 		t.Errorf("without any pool: status %d", status)
