@@ -1,0 +1,61 @@
+package feed
+
+import (
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// warnings is a Sink that notes when it is warned.
+type warnings struct {
+	mu   sync.Mutex
+	list []time.Time
+}
+
+func (*warnings) Apply(kvindex.Target, *kvindex.Event) error { return nil }
+func (*warnings) Clear(kvindex.Target, Reason)               {}
+func (*warnings) State(kvindex.Target, State, Reason)        {}
+func (w *warnings) Warn(_ kvindex.Target, why Reason, _ string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if why == Unreachable {
+		w.list = append(w.list, time.Now())
+	}
+}
+
+// An engine that refuses connections is warned of within 2 s, and then once a minute. The clock is that of package synctest.
+func TestFailedConnectionsAreWarnedOfOnceAMinute(t *testing.T) {
+	for name, src := range map[string]Source{
+		"ZMQ":  {Worker: "a", Rank: kvindex.NoRank, Engine: VLLM, BlockSize: 16, Endpoint: "tcp://127.0.0.1:1"},
+		"HTTP": {Worker: "a", Rank: kvindex.NoRank, Engine: TRTLLM, BlockSize: 32, PollURL: "http://127.0.0.1:1/kv_cache_events"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, start := &warnings{}, time.Now()
+				f, err := Start(t.Context(), src, w)
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(10 * time.Minute)
+				f.Close()
+				if failed := f.Status().Errors; failed < 100 {
+					t.Errorf("got %d failed connections in 10 minutes, want hundreds", failed)
+				}
+				last := start.Add(-time.Minute)
+				for i, at := range w.list {
+					// Between attempts there are ReconnectMax and its jitter.
+					if passed := at.Sub(last); passed < time.Minute || i == 0 && passed > time.Minute+2*time.Second || passed > time.Minute+10*time.Second {
+						t.Errorf("warning %d came %v after the one before (the first: 1m0s later than the start), want 1m0s or little more", i+1, passed)
+					}
+					last = at
+				}
+				if n := len(w.list); n < 8 || n > 10 {
+					t.Errorf("got %d warnings in 10 minutes, want 8 to 10", n)
+				}
+			})
+		})
+	}
+}
