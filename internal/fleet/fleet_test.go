@@ -37,7 +37,7 @@ func newFleet(t testing.TB, yaml string, list ...workers.Worker) *Fleet {
 	return f
 }
 
-func start(t testing.TB, c *config.Config, m *Model) *Fleet {
+func start(t testing.TB, c *config.Config, m ...*Model) *Fleet {
 	t.Helper()
 	router, err := routing.New(c.Routing.Config)
 	if err != nil {
@@ -50,7 +50,7 @@ func start(t testing.TB, c *config.Config, m *Model) *Fleet {
 	key := sha256.Sum256([]byte(secret))
 	began := time.Now()
 	var mu sync.Mutex
-	f, err := New(Options{Config: c, Models: []*Model{m}, Key: kvindex.Key(key[:]), Metrics: observe.New("test"), Log: zerolog.Nop(), Now: time.Now,
+	f, err := New(Options{Config: c, Models: m, Key: kvindex.Key(key[:]), Metrics: observe.New("test"), Log: zerolog.Nop(), Now: time.Now,
 		Update: func(at time.Time, change func(r *routing.Router, now time.Duration)) {
 			mu.Lock()
 			defer mu.Unlock()

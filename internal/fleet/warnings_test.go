@@ -4,15 +4,19 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
 
+	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
@@ -142,5 +146,68 @@ func TestRanksAreCompared(t *testing.T) {
 				t.Errorf("%+v: got %q after the engine has the ranks, want nothing", c, w.Text)
 			}
 		}
+	}
+}
+
+// Whether a tokenizer could be compared is told of each model on each worker: of the model whose ids the engine does not return,
+// and only until it does.
+func TestTokensNotComparedAreOfAModelAndAWorker(t *testing.T) {
+	good, refuses := startTokenizing(t), atomic.Bool{}
+	half := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		raw, err := io.ReadAll(r.Body)
+		if r.Body = io.NopCloser(bytes.NewReader(raw)); err == nil && refuses.Load() && bytes.Contains(raw, []byte(`"other"`)) {
+			http.NotFound(w, r)
+			return
+		}
+		good.Config.Handler.ServeHTTP(w, r)
+	}))
+	defer half.Close()
+	refuses.Store(true)
+	c, err := config.Parse("test.yaml", []byte(`models:
+- {name: demo, tokenizer: "builtin:qwen3", check: {retry: 10ms}}
+- {name: other, tokenizer: "builtin:qwen3", check: {retry: 10ms}}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := qwen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := start(t, c, &Model{Config: c.Models[0], Tokens: m}, &Model{Config: c.Models[1], Tokens: m})
+	a, b := worker("a", 0), worker("b", 0)
+	a.Address, a.Models = half.Listener.Addr().String(), []string{"demo", "other"}
+	b.Address, b.Models = good.Listener.Addr().String(), a.Models
+	f.SetWorkers([]workers.Worker{a, b})
+	compared := func() (n int) {
+		for _, name := range a.Models {
+			for _, check := range f.Model(name).agreement.all() {
+				if check.checker.State() == shape.Agrees {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	texts := func() (list []string) {
+		for _, w := range f.Warnings() {
+			if w.Reason == "tokens_not_compared" {
+				list = append(list, w.String())
+			}
+		}
+		return list
+	}
+	for compared() < 3 || len(texts()) == 0 { // the test's timeout ends it
+		time.Sleep(time.Millisecond)
+	}
+	if got, want := texts(), "worker a: whether the tokenizer of model other is its own is not known"; len(got) != 1 || !strings.HasPrefix(got[0], want) {
+		t.Errorf("got %q, want one, %q", got, want)
+	}
+	refuses.Store(false)
+	for compared() < 4 {
+		time.Sleep(time.Millisecond)
+	}
+	if got := texts(); len(got) > 0 {
+		t.Errorf("got %q of an engine that returns ids now, want none", got)
 	}
 }
