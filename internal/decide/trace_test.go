@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -153,6 +154,26 @@ func TestARequestIsTracedFromTheClientsTraceToItsEnd(t *testing.T) {
 	}
 }
 
+// The stages of a decision by cache are spans, one after the other.
+func TestStagesOfADecisionAreSpans(t *testing.T) {
+	c := newCollector(t)
+	b := newBench(t, "", worker("a", 0), worker("b", 0))
+	b.tracer = c.tracer
+	d, _ := b.ask("/v1/completions", completion(200, ""))
+	d.Ticket.End(time.Now())
+	decision, at := c.one("decision"), uint64(0)
+	for _, stage := range []string{"queue", "parse", "tokens", "hash", "index", "plan"} {
+		s := c.one(stage)
+		if string(s.GetParentSpanId()) != string(decision.GetSpanId()) || s.GetStartTimeUnixNano() < at || s.GetEndTimeUnixNano() < s.GetStartTimeUnixNano() {
+			t.Errorf("%s: got a span from %d to %d, want one below the decision that begins at %d or later", stage, s.GetStartTimeUnixNano(), s.GetEndTimeUnixNano(), at)
+		}
+		at = s.GetEndTimeUnixNano()
+	}
+	if at != decision.GetEndTimeUnixNano() {
+		t.Errorf("got the last stage's end at %d, want that of the decision, %d", at, decision.GetEndTimeUnixNano())
+	}
+}
+
 // The series by model have the trace as exemplar in a scrape that asks for OpenMetrics, and only there.
 func TestSeriesHaveExemplars(t *testing.T) {
 	c := newCollector(t)
@@ -261,6 +282,44 @@ func TestTracingIsOffWithoutACollector(t *testing.T) {
 		off.Decided(e, time.Time{}, false)
 	}); n != 0 {
 		t.Errorf("got %v allocations by a tracer that is off, want none", n)
+	}
+}
+
+// traceAllocations is the number of allocations in tracing, ours or the SDK's, since the process began.
+func traceAllocations() (n int64) {
+	for range 3 { // the profile is that of the last collection but one
+		runtime.GC()
+	}
+	records := make([]runtime.MemProfileRecord, 1<<17)
+	size, _ := runtime.MemProfile(records, true)
+	for i := range records[:min(size, len(records))] {
+		for frames, more := runtime.CallersFrames(records[i].Stack()), true; more; {
+			var f runtime.Frame
+			if f, more = frames.Next(); strings.Contains(f.Function, "opentelemetry") || strings.HasSuffix(f.File, "/internal/observe/trace.go") {
+				n += records[i].AllocObjects
+				break
+			}
+		}
+	}
+	return n
+}
+
+// A whole request allocates nothing in tracing without a collector.
+func TestARequestAllocatesNothingForTracesThatAreOff(t *testing.T) {
+	defer func(rate int) { runtime.MemProfileRate = rate }(runtime.MemProfileRate)
+	runtime.MemProfileRate = 1
+	b := newBench(t, "", worker("a", 0))
+	for _, traced := range []bool{false, true} {
+		if traced {
+			b.tracer = newCollector(t).tracer
+		}
+		before := traceAllocations()
+		d, _ := b.ask("/v1/completions", completion(200, ""), "traceparent", traceparent)
+		d.Ticket.ResponseHeaders(200, d.Endpoint)
+		d.Ticket.End(time.Now())
+		if n := traceAllocations() - before; (n > 0) != traced {
+			t.Errorf("traced %v: got %d allocations in tracing, want some: %v", traced, n, traced)
+		}
 	}
 }
 
