@@ -2,9 +2,13 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -46,6 +50,13 @@ func TestRecordedTrafficCanBeReplayed(t *testing.T) {
 			if !strings.Contains(string(text), `"output_length":5,`) || !strings.Contains(string(text), `"output_length":77,`) || strings.Contains(string(text), "[9]") {
 				t.Errorf("got %s, want reported and assumed output lengths, and nothing from before", text)
 			}
+			documented := slices.Sorted(slices.Values(documentedKeys(t)))
+			for line := range strings.Lines(string(text)) {
+				var keys map[string]json.RawMessage
+				if err := json.Unmarshal([]byte(line), &keys); err != nil || !slices.Equal(slices.Sorted(maps.Keys(keys)), documented) {
+					t.Fatalf("got %v and the line %s, want the keys %v of docs/replay.md", err, line, documented)
+				}
+			}
 			code, out, problem := kvlane("", "replay", "--trace", file, "--policies", "round-robin,kv-aware", "--arrival-jitter", "never", "--workers", "2", "--ranks", "1", "--seeds", "1")
 			if code != 0 || !strings.Contains(out, "kv-aware") {
 				t.Errorf("replay: got code %d, %s, %s, want a report", code, out, problem)
@@ -57,6 +68,24 @@ func TestRecordedTrafficCanBeReplayed(t *testing.T) {
 			answer(fmt.Sprint("refused", n), 503, 5, 1)
 		}
 	}
+}
+
+// documentedKeys are the keys of a line as docs/replay.md lists them.
+func documentedKeys(t *testing.T) (keys []string) {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/replay.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, _ := strings.Cut(string(page), "A line has the keys ")
+	list, _, found := strings.Cut(list, ", and no other.")
+	if !found {
+		t.Fatal("docs/replay.md does not list the keys of a recorded line")
+	}
+	for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(list, -1) {
+		keys = append(keys, m[1])
+	}
+	return keys
 }
 
 func TestRecordRefusesBadFlags(t *testing.T) {

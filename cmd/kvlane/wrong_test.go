@@ -25,6 +25,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 )
@@ -396,5 +397,19 @@ workers:
 	until(t, ready, func(_ int, body string) bool { return !strings.Contains(body, rejected) })
 	if n := strings.Count(log.String(), "name not resolved"); n != 1 {
 		t.Errorf("got %d log lines about a name, want one a minute:\n%s", n, log)
+	}
+}
+
+// The warnings of a running Kvlane stand below the decision that `kvlane explain` shows.
+func TestExplainShowsTheWarningsOfARunningKvlane(t *testing.T) {
+	s, admin, _ := started(t, "workers: {static: [{name: w, address: \"127.0.0.1:1\"}], health: {every: 1h}}\n")
+	until(t, admin+"/readyz", func(_ int, body string) bool { return strings.Contains(body, "warning: worker w: not ready") })
+	s.decider.Decide(t.Context(), &extproc.Request{ID: "r", Method: "POST", Path: "/v1/completions", Received: time.Now(), Body: []byte(`{"model": "m", "prompt": "Hello"}`)})
+	for _, args := range [][]string{{"--last"}, {"r"}} {
+		code, out, errs := kvlane("", append([]string{"explain", "--admin", strings.TrimPrefix(admin, "http://")}, args...)...)
+		decision, warnings, _ := strings.Cut(out, "warning: ")
+		if code != 0 || !strings.Contains(decision, "rejected with 503") || !strings.Contains("warning: "+warnings, "warning: worker w: not ready at 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused\n") {
+			t.Errorf("%v: got code %d, %q, %q, want the decision, and below it why no worker is ready", args, code, out, errs)
+		}
 	}
 }
