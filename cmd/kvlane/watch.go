@@ -62,10 +62,7 @@ func (c adminClient) get(ctx context.Context, path, accept string) (stdio.ReadCl
 	}
 	defer resp.Body.Close()
 	text, _ := stdio.ReadAll(stdio.LimitReader(resp.Body, 4096))
-	hint := ""
-	if resp.StatusCode == http.StatusUnauthorized {
-		hint = " (--token-file)"
-	}
+	hint := map[int]string{http.StatusUnauthorized: " (--token-file)"}[resp.StatusCode]
 	return nil, fmt.Errorf("%s%s", observe.Printable(cmp.Or(strings.TrimSpace(string(text)), resp.Status)), hint)
 }
 

@@ -146,6 +146,8 @@ func fetchFrom(ctx context.Context, w *Want, a address, creds func(string) crede
 	}
 	if status.Code(err) == codes.PermissionDenied && !strings.HasSuffix(err.Error(), orOlder) {
 		err = fmt.Errorf("%w, %s", err, orOlder)
+	} else if err != nil && strings.Contains(err.Error(), "x509: ") {
+		err = fmt.Errorf("%w: correct index.peers.ca_file or server_name, the peer's listen.cert_file, or a clock", err)
 	}
 	if err == nil {
 		err = load(c)

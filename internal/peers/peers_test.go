@@ -370,29 +370,41 @@ func TestALoadThatFails(t *testing.T) {
 }
 
 func TestTLS(t *testing.T) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"kvlane"}, IsCA: true, BasicConstraintsValid: true}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ca := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	creds := credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12})
-	w := ask(serve(t, peer([]byte("x"), true), creds))
 	load := func(r io.Reader) error { _, err := io.Copy(io.Discard, r); return err }
-	w.Peers.CAFile, w.Peers.Name = ca, "kvlane"
-	if err := Fetch(t.Context(), w, load); err != nil {
-		t.Error(err)
+	replica := func(until time.Time) (w *Want, ca string) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: until, DNSNames: []string{"kvlane"}, IsCA: true, BasicConstraintsValid: true}
+		der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ca = filepath.Join(t.TempDir(), "ca.pem")
+		if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		creds := credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12})
+		return ask(serve(t, peer([]byte("x"), true), creds)), ca
 	}
-	w.Peers.Name = "" // the certificate does not name the address
-	if err := Fetch(t.Context(), w, load); !errors.Is(err, ErrNone) {
-		t.Error(err)
+	w, ca := replica(time.Now().Add(time.Hour))
+	old, past := replica(time.Now().Add(-time.Hour))
+	for name, c := range map[string]struct {
+		of       *Want
+		ca, name string
+		want     string
+	}{
+		"right":             {w, ca, "kvlane", ""},
+		"another name":      {w, ca, "", "x509: cannot validate certificate for 127.0.0.1 because it doesn't contain any IP SANs"},
+		"another authority": {w, past, "kvlane", "x509: certificate signed by unknown authority"},
+		"expired":           {old, past, "kvlane", "x509: certificate has expired or is not yet valid"},
+	} {
+		c.of.Peers.CAFile, c.of.Peers.Name = c.ca, c.name
+		err := Fetch(t.Context(), c.of, load)
+		if c.want == "" && err != nil || c.want != "" && (!errors.Is(err, ErrNone) || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), ": correct index.peers.ca_file or server_name,")) {
+			t.Errorf("%s: got %v, want %q with advice", name, err, c.want)
+		}
 	}
 	for _, file := range []string{ca + "x", "peers_test.go"} {
 		w.Peers.CAFile = file

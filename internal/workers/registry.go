@@ -427,10 +427,7 @@ func (r *Registry) check(ctx context.Context, t *tracked, p *prober, early bool)
 	if ctx.Err() != nil {
 		return false
 	}
-	failure := ""
-	if err != nil { // it may quote what the worker sent
-		failure = fmt.Sprintf("%.512s", err)
-	}
+	failure := fmt.Sprintf("%.512s", err) // it may quote what the worker sent
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before := t.worker

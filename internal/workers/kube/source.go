@@ -146,10 +146,13 @@ func (s *Source) failed(what string) func(error) {
 			return
 		}
 		advice := "it is tried again"
-		if apierrors.IsForbidden(err) {
+		switch {
+		case apierrors.IsForbidden(err):
 			advice = "let Kvlane's service account get, list and watch it (rbac of the chart)"
-		} else if apierrors.IsNotFound(err) {
+		case apierrors.IsNotFound(err):
 			advice = "install its CustomResourceDefinition"
+		case strings.Contains(err.Error(), "x509: "):
+			advice = "correct the certificate authority or the server's name of workers.kubernetes.kubeconfig (in a pod: of its service account), or a clock"
 		}
 		s.failing[what] = fmt.Sprintf("%s: %v: %s", what, err, advice)
 		if s.failing[what] != before {

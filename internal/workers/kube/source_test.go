@@ -2,8 +2,17 @@ package kube
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
+	stdlog "log"
+	"math/big"
 	"net"
 	"net/http/httptest"
 	"reflect"
@@ -16,6 +25,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/workers"
@@ -257,6 +267,52 @@ func TestWhatTheAPIServerRefusesIsSaid(t *testing.T) {
 			}
 			api.set(func() { api.forbidden = "" })
 			waitFor(t, func() bool { return s.Failing() == nil && s.Waiting() == "" })
+		})
+	}
+}
+
+// An API server whose certificate cannot be verified is told with what to correct.
+func TestCertificatesOfTheAPIServerAreAdvised(t *testing.T) {
+	api, _ := newAPIServer(t)
+	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: api.Certificate().Raw})
+	expired := httptest.NewUnstartedServer(api)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(-time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expired.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12}
+	expired.Config.ErrorLog = stdlog.New(io.Discard, "", 0)
+	api.Config.ErrorLog = expired.Config.ErrorLog
+	expired.StartTLS()
+	defer expired.Close()
+	past := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	for name, c := range map[string]struct {
+		host string
+		of   rest.TLSClientConfig
+		want string
+	}{
+		"another authority": {api.URL, rest.TLSClientConfig{CAData: past}, "x509: certificate signed by unknown authority"},
+		"another name":      {api.URL, rest.TLSClientConfig{CAData: authority, ServerName: "elsewhere"}, "x509: certificate is valid for example.com, *.example.com, not elsewhere"},
+		"expired":           {expired.URL, rest.TLSClientConfig{CAData: past}, "x509: certificate has expired or is not yet valid"},
+		"right":             {api.URL, rest.TLSClientConfig{CAData: authority}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client, err := NewClient(Access{Config: &rest.Config{Host: c.host, BearerToken: "t", TLSClientConfig: c.of}, Namespace: "ns"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			s, _ := start(t, client, config.Kubernetes{Selector: map[string]string{"app": "llm"}, Ports: []int{8000}}, Options{})
+			waitFor(t, func() bool { return len(s.Failing()) > 0 || s.Waiting() == "" })
+			text := strings.Join(s.Failing(), "\n")
+			if !strings.Contains(text, c.want) || strings.Contains(text, ": correct the certificate authority or the server's name") != (c.want != "") {
+				t.Errorf("got %q, want %q, with advice", text, c.want)
+			}
 		})
 	}
 }
