@@ -161,3 +161,61 @@ func TestAlertsHaveARunbook(t *testing.T) {
 		t.Errorf("got %d lines with a runbook_url, want one in the template of every alert", n)
 	}
 }
+
+// The tables of docs/kubernetes.md for users of other charts name values that this chart has.
+func TestTablesOfOtherChartsNameValues(t *testing.T) {
+	content, err := os.ReadFile("../kvlane/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	values, err := parseValues(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	var note func([]*value)
+	note = func(values []*value) {
+		for _, v := range values {
+			known[v.path] = true
+			note(v.children)
+		}
+	}
+	note(values)
+	page, err := os.ReadFile("../../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("`(\\.?[a-zA-Z]+(?:\\.[a-zA-Z]+)*)(?:: [^`]+)?`")
+	rows := 0
+	for _, table := range regexp.MustCompile(`(?m)^\| [^|]+ \| this chart \|\n\|---\|---\|\n((?:\|.*\n)+)`).FindAllStringSubmatch(string(page), -1) {
+		for row := range strings.Lines(table[1]) {
+			columns := strings.Split(strings.TrimSpace(row), " | ")
+			rows++
+			text, parent := regexp.MustCompile(`\([^)]*\)|\bor .*|;? with .*`).ReplaceAllString(columns[1], ""), ""
+			if same := strings.Contains(text, "the same names"); same {
+				text = columns[0]
+				if strings.Contains(columns[1], "at the top level") { // theirs are below a key, which ours are not
+					text = regexp.MustCompile("`[a-zA-Z]+\\.").ReplaceAllString(text, "`")
+					text = strings.ReplaceAll(text, "`.", "`")
+				}
+			}
+			for _, m := range named.FindAllStringSubmatch(text, -1) {
+				path := m[1]
+				if rest, below := strings.CutPrefix(path, "."); below {
+					path = parent + "." + rest
+				} else {
+					parent, _, _ = strings.Cut(path, ".")
+				}
+				if strings.HasPrefix(path, "config.") { // Kvlane's own configuration, with a schema of its own
+					path = "config"
+				}
+				if !known[path] {
+					t.Errorf("%s: got %s, which the chart does not have", strings.TrimSpace(row), path)
+				}
+			}
+		}
+	}
+	if rows < 20 {
+		t.Errorf("got %d rows of tables, want more", rows)
+	}
+}
