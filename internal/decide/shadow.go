@@ -44,22 +44,21 @@ func (w *work) compareShadows(plan *routing.Plan) {
 	if len(w.entry.Shadows) == 0 {
 		return
 	}
-	m, live := w.d.metrics, ""
+	m, live, ahead := w.d.metrics, "", int64(0)
 	count := func(policy string, miss, queue int64) {
 		m.ShadowMiss.WithLabelValues(policy).Add(float64(miss))
 		m.ShadowQueue.WithLabelValues(policy).Add(float64(queue))
 	}
 	for i := range w.ex.Candidates {
 		if c := &w.ex.Candidates[i]; c.Slot == plan.Decode {
-			live = c.Target
+			live, ahead = c.Target, c.Miss+c.Queue
 			count("live", c.Miss, c.Queue)
 		}
 	}
-	for _, s := range w.entry.Shadows {
-		result := "differs"
-		if s.Target == live {
-			result = "same"
-		}
+	for i := range w.entry.Shadows {
+		s := &w.entry.Shadows[i]
+		s.Regret = ahead - s.Miss - s.Queue
+		result := map[bool]string{true: "same", false: "differs"}[s.Target == live]
 		m.Shadows.WithLabelValues(s.Policy, result).Inc()
 		count(s.Policy, s.Miss, s.Queue)
 	}

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -22,8 +23,13 @@ func TestShadowPoliciesDecideWithoutActing(t *testing.T) {
 		if n == 1 && (e.Shadows[0].Target == e.Target || e.Shadows[0].Miss >= e.Shadows[1].Miss) {
 			t.Errorf("got shadows %+v beside %s, want kv-aware at the target that holds the prompt", e.Shadows, e.Target)
 		}
-		if text := e.Text(); !strings.Contains(text, "shadow kv-aware: "+e.Shadows[0].Target) {
-			t.Errorf("got %s, want the shadow's target in it", text)
+		kv, live := e.Shadows[0], e.Shadows[1]
+		regret := live.Miss + live.Queue - kv.Miss - kv.Queue
+		if kv.Regret != regret || live.Regret != 0 || (n == 1) != (regret != 0) {
+			t.Errorf("request %d: got shadows %+v, want the regret %d, and 0 for the same choice", n, e.Shadows, regret)
+		}
+		if text := e.Text(); !strings.Contains(text, "shadow kv-aware: "+kv.Target) || !strings.Contains(text, fmt.Sprintf(", estimated regret %d tokens\n", regret)) {
+			t.Errorf("got %s, want the shadow's target and the regret in it", text)
 		}
 		if b.router.Live() != n+1 {
 			t.Errorf("got %d reservations, want %d: shadows book nothing", b.router.Live(), n+1)

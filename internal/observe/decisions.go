@@ -79,6 +79,8 @@ type Shadow struct {
 	// Miss is the uncached tokens of the prompt on Target, Queue the tokens queued there before it.
 	Miss  int64 `json:"miss_tokens"`
 	Queue int64 `json:"queued_tokens"`
+	// Regret is Miss and Queue of the decision less these: what the choice costs more than this one, as far as is known then.
+	Regret int64 `json:"estimated_regret_tokens"`
 }
 
 // After is the outcome of a request.

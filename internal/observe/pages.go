@@ -224,7 +224,7 @@ func (e *Entry) Text() string {
 		b.WriteString(e.Explanation.String())
 	}
 	for _, s := range e.Shadows {
-		line(true, "shadow %s: %s, %d uncached tokens, %d queued there\n", s.Policy, s.Target, s.Miss, s.Queue)
+		line(true, "shadow %s: %s, %d uncached tokens, %d queued there, estimated regret %d tokens\n", s.Policy, s.Target, s.Miss, s.Queue, s.Regret)
 	}
 	if a := e.After; a.Status != 0 {
 		line(true, "answered %d", a.Status)

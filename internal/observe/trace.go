@@ -104,9 +104,7 @@ func (t *Tracer) Start(e *Entry, r *extproc.Request) {
 }
 
 // operations are the GenAI semantic conventions' names of the APIs; the others are named as in metrics.
-var operations = map[string]string{
-	"messages": "chat", "responses": "chat", "completions": "text_completion",
-}
+var operations = map[string]string{"messages": "chat", "responses": "chat", "completions": "text_completion"}
 
 // Decided records a decision that ended at a time in its request's span. final also ends that span: no Answer follows.
 func (t *Tracer) Decided(e *Entry, end time.Time, final bool) {

@@ -235,7 +235,7 @@ async function openDecision(row) {
     ['target', d.target && `${d.target} at ${d.endpoint} via ${d.via}`], ['prompt tokens', number(d.prompt_tokens)],
     ['cached, predicted', number(d.matched_tokens)], ['cached, reported', d.after.cached_tokens === undefined ? 'not yet' : number(d.after.cached_tokens)],
     ['prefill', d.prefill], ...(d.prefill_notes || []).map((n) => ['prefill', n]),
-    ...(d.shadows || []).map((s) => [`shadow ${s.policy}`, `${s.target}, ${s.miss_tokens} uncached tokens`]),
+    ...(d.shadows || []).map((s) => [`shadow ${s.policy}`, `${s.target}, ${number(s.miss_tokens)} uncached tokens, estimated regret ${number(s.estimated_regret_tokens)}`]),
     ['degraded', d.degraded], ['refused', d.rejected ? `${d.rejected} ${d.reason}` : ''], ['detail', d.refusal],
     ['stages', d.stages.map((s) => `${s.stage} ${seconds(s.ns / 1e9)}`).join(', ')],
   ]), ...(d.explanation ? explained(d.explanation, 'Cost table')
