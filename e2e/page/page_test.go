@@ -468,6 +468,60 @@ func TestThePageIsUsableAtAThousandRanks(t *testing.T) {
 	until(t, ctx, "workers that left", `document.querySelectorAll('#grid .cell').length === 16`)
 }
 
+// A rank shows its state, the worst of several, with the share of its KV cache and its hit rate; totals and decisions show what
+// was predicted and what engines report.
+func TestTheStatesOfRanksAreShown(t *testing.T) {
+	ctx := browse(t)
+	s := &stub{status: fleet(7, 1)}
+	of := func(i int) (worker, rank map[string]any) {
+		worker = s.status["workers"].([]any)[i].(map[string]any)
+		return worker, worker["ranks"].([]any)[0].(map[string]any)
+	}
+	states := []string{"ok", "feed", "differs", "suspect", "down", "down", "ok"}
+	_, gap := of(1)
+	gap["feed"] = "gap"
+	differs, silent := of(2)
+	differs["tokenizer"], silent["feed"] = "differs", "stale"
+	suspect, failing := of(3)
+	suspect["tokenizer"], failing["suspect"] = "differs", true
+	down, gone := of(4)
+	down["ready"], gone["suspect"] = false, true
+	leaving, _ := of(5)
+	leaving["draining"] = true
+	_, unknown := of(6)
+	delete(unknown, "kv_usage")
+	unknown["prompt_tokens_total"], unknown["matched_tokens_total"] = 0, 0
+	s.status["predicted_cached_tokens_total"], s.status["observed_cached_tokens_total"] = 1000, 930
+	s.decisions = []map[string]any{
+		{"id": "known", "at": "2026-01-02T03:04:05Z", "prompt_tokens": 2000, "matched_tokens": 1536, "cached_tokens": 1520, "status": 200, "ended": true},
+		{"id": "unknown", "at": "2026-01-02T03:04:06Z", "prompt_tokens": 2000, "matched_tokens": 0, "status": 200, "ended": true},
+	}
+	srv := httptest.NewServer(s)
+	defer srv.Close()
+	run(t, ctx, chromedp.Navigate(srv.URL))
+	until(t, ctx, "ranks and decisions", `document.querySelectorAll('#grid .cell').length === 7 && document.querySelectorAll('#rows tr').length === 2`)
+	for i, state := range states {
+		kv := fmt.Sprintf("%.0f", 100*float64(i)/7)
+		label, fill := fmt.Sprintf("w%03d/0: %s, KV cache %s %%, 0 running, 60 %% cached", i, state, kv), kv+"%"
+		if i == 6 {
+			label, fill = "w006/0: ok, KV cache unknown, 0 running, – cached", "0%"
+		}
+		cell := fmt.Sprintf("document.querySelectorAll('#grid .cell')[%d]", i)
+		want(t, "label", eval[string](t, ctx, cell+".getAttribute('aria-label')"), label)
+		want(t, label+": class", eval[bool](t, ctx, fmt.Sprintf("%s.classList.contains('%s')", cell, state)), true)
+		want(t, label+": fill", eval[string](t, ctx, cell+".style.getPropertyValue('--kv')"), fill)
+	}
+	want(t, "borders that differ", eval[int](t, ctx, `new Set([...document.querySelectorAll('#grid .cell')].map((c) => getComputedStyle(c).borderTopStyle + getComputedStyle(c).borderTopColor)).size`), 5)
+	totals := eval[string](t, ctx, `[...document.querySelectorAll('#totals div')].map((d) => d.innerText.replace(/\s*\n\s*/, ': ')).join('; ')`)
+	for _, tile := range []string{"workers ready: 5 of 7", "prompt tokens cached, predicted: 60 %", "reported of predicted: 93 %", "feeds not live: 2"} {
+		if !strings.Contains(totals, tile) {
+			t.Errorf("got the totals %q, want %q", totals, tile)
+		}
+	}
+	want(t, "prompt, predicted and reported tokens", eval[string](t, ctx, `[...document.querySelectorAll('#rows tr')].map((tr) => [...tr.cells].slice(3, 6).map((td) => td.textContent).join('|')).join(';')`),
+		"2,000|0|;2,000|1,536|1,520")
+}
+
 func arrow(name string) string {
 	return map[string]string{"Right": "\u0303", "Down": "\u0301", "End": "\u0305"}[name]
 }
