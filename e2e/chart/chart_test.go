@@ -280,3 +280,38 @@ func checkBootstrap(t *testing.T, config, bootstrap string) {
 		t.Error(err)
 	}
 }
+
+// The certificates that cert-manager makes have each name that a client of this chart verifies: Envoy that of Kvlane, replicas that
+// of each other, and gateways the address of the service that exists.
+func TestCertificatesHaveTheNamesThatAreVerified(t *testing.T) {
+	rendered, err := render(append(shaped("certified"), "--set-json", `warmStart={"enabled": true, "secretName": "s", "serverName": "peers"}`)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	verified := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?:san_type: DNS, matcher: \{exact|\bsni|\bserver_name): "?([^"\s}]+)`).FindAllStringSubmatch(rendered, -1) {
+		verified[m[1]] = true
+	}
+	if !verified["k"] || !verified["peers"] || len(verified) != 2 {
+		t.Fatalf("got the names %v in configurations, want k of Envoy and peers of replicas", verified)
+	}
+	names := map[string][]any{} // by secret
+	for _, o := range parse(t, rendered) {
+		switch text(o, "kind") {
+		case "Certificate":
+			names[text(o, "spec", "secretName")] = list(o, "spec", "dnsNames")
+		case "Service":
+			if strings.HasSuffix(text(o, "metadata", "name"), "-extproc") {
+				verified[text(o, "metadata", "name")+".llm.svc"] = true
+			}
+		}
+	}
+	if len(verified) != 3 || len(names) != 2 || len(names["c"]) != 1 {
+		t.Fatalf("got the names %v and the certificates %v, want a service's too, and two certificates", verified, names)
+	}
+	for name := range verified {
+		if !slices.Contains(names["t"], any(name)) {
+			t.Errorf("the certificate of Kvlane has the names %v, want %s, which is verified", names["t"], name)
+		}
+	}
+}

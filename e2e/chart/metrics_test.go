@@ -136,8 +136,18 @@ func TestExpressions(t *testing.T) {
 			}
 		}
 	}
-	if len(expressions) < 40 {
-		t.Fatalf("found only %d expressions", len(expressions))
+	rendered, err := render(shaped("keda")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range parse(t, rendered) {
+		for i, trigger := range list(o, "spec", "triggers") {
+			expressions["trigger "+string(rune('A'+i))] = text(trigger, "metadata", "query")
+		}
+	}
+	values["m"] = true // the model of this shape
+	if expressions["trigger B"] == "" || len(expressions) < 42 {
+		t.Fatalf("found only %d expressions, want two of the autoscaler among them", len(expressions))
 	}
 	var all []string
 	for where, e := range expressions {
