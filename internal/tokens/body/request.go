@@ -287,8 +287,7 @@ func (r *Request) Stream() bool { return r.Bool(FieldStream, false) }
 // requests, "" if there is none. SGLang accepts a list for a batch, of which the first counts.
 func (r *Request) CacheSalt() string { return Text(FirstItem(r.Raw(FieldCacheSalt))) }
 
-// LoRA returns the adapter in SGLang's lora_path, "" if there is none. For the other engines the
-// model name selects the adapter.
+// LoRA returns the adapter in SGLang's lora_path, "" if there is none. For the other engines the model name selects the adapter.
 func (r *Request) LoRA() string { return Text(FirstItem(r.Raw(FieldLoraPath))) }
 
 // Member returns the value of a member of an object field as written, nil if it is absent.
@@ -365,8 +364,7 @@ func (r *Request) MaxTokens() (n int64, ok bool) {
 	return 0, false
 }
 
-// Choices returns the number of sequences that the engine will generate: the prompts of a batch
-// times n (or best_of, if larger).
+// Choices returns the number of sequences that the engine will generate: the prompts of a batch times n (or best_of, if larger).
 func (r *Request) Choices() int64 {
 	n := int64(1)
 	if v, ok := r.Int(FieldN); ok && v > n {

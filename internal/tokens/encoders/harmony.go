@@ -416,8 +416,7 @@ func (w *harmonyWriter) trailing(d *jinja.Dict, bare bool) {
 	}
 }
 
-// defaultOf writes a default. A string is quoted, except that of an enum if bare is set; quotes in
-// it are escaped only in enums.
+// defaultOf writes a default. A string is quoted, except that of an enum if bare is set; quotes in it are escaped only in enums.
 func (w *harmonyWriter) defaultOf(d *jinja.Dict, v jinja.Value, bare bool) {
 	w.text("default: ")
 	s, isText := v.AsString()
@@ -658,8 +657,7 @@ func pow10(n int) float64 {
 	return f
 }
 
-// appendSerdeFloat writes a float as serde_json 1.0.149 does: the shortest digits, with an
-// exponent below 1e-5 and from 1e16 on.
+// appendSerdeFloat writes a float as serde_json 1.0.149 does: the shortest digits, with an exponent below 1e-5 and from 1e16 on.
 func appendSerdeFloat(dst []byte, f float64) []byte {
 	abs := math.Abs(f)
 	if abs != 0 && (abs < 1e-5 || abs >= 1e16) {

@@ -153,7 +153,7 @@ func mistralParse(msg *jinja.Dict) (m mistralMessage, err error) {
 			}
 			chunks = append(chunks, mistralChunk{kind, s})
 		}
-	case has && !content.IsNone():
+	case has && !content.IsNone() && !content.IsUndefined():
 		return m, refuse("Unknown content type")
 	}
 	m.role = text(msg, "role")
@@ -570,8 +570,7 @@ func (w *mistralWriter) assistant(m *mistralMessage, past bool) {
 	}
 }
 
-// severalResults refuses more than one result for a turn with calls after the last user message,
-// which version 2 cannot express.
+// severalResults refuses more than one result for a turn with calls after the last user message, which version 2 cannot express.
 func severalResults(messages []mistralMessage) error {
 	results := 0
 	for i, m := range slices.Backward(messages) {

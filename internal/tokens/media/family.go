@@ -10,8 +10,7 @@ import (
 	"strings"
 )
 
-// Family computes the tokens that an engine puts in the place of an image, for the models of one
-// family. It is immutable.
+// Family computes the tokens that an engine puts in the place of an image, for the models of one family. It is immutable.
 type Family struct {
 	// Token is the id that stands for an image in a prompt before the engine's processor runs.
 	Token uint32

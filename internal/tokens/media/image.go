@@ -48,7 +48,7 @@ func ReadImage(data []byte) (img Image, err error) {
 
 func readPNG(data []byte) (Image, bool) {
 	const truecolor = 2
-	if len(data) < 29 || string(data[12:16]) != "IHDR" {
+	if header := []byte("IHDR"); len(data) < 29 || !bytes.HasPrefix(data[12:], header) || bytes.Contains(data[16:], header) { // a second one would count
 		return Image{}, false
 	}
 	return Image{Width: be32(data[16:]), Height: be32(data[20:]), RGB: data[25] == truecolor}, true
@@ -147,8 +147,10 @@ func readWebP(data []byte) (img Image, ok bool) {
 		return Image{Width: int(bits&0x3fff) + 1, Height: int(bits>>14&0x3fff) + 1, RGB: bits>>28&1 == 0}, body[0] == 0x2f
 	case "VP8X":
 		const alpha = 0x10
-		img = Image{Width: le16(body[4:]) + int(body[6])<<16 + 1, Height: le16(body[7:]) + int(body[9])<<16 + 1, RGB: body[0]&alpha == 0}
-		return img, true
+		has, at := bytes.Contains(data, []byte("ALPH")), bytes.Index(data, []byte("VP8L"))
+		has = has || at >= 0 && len(data) > at+12 && data[at+12]&alpha != 0
+		img = Image{Width: le16(body[4:]) + int(body[6])<<16 + 1, Height: le16(body[7:]) + int(body[9])<<16 + 1, RGB: !has}
+		return img, has == (body[0]&alpha != 0)
 	}
 	return img, false
 }

@@ -19,9 +19,8 @@ type anthropicRules struct {
 	// prompt. If not, and systemTurns is set, they stay ordinary messages.
 	mergeSystem func(m *Model) bool
 	systemTurns bool
-	// separator joins the texts of the system prompt. Each text first passes through systemBlock
-	// (from the system field) or systemMessage (from a message); empty results are dropped.
-	// blankSystem keeps a system field of only white space.
+	// separator joins the texts of the system prompt. Each text first passes through systemBlock (from the system field) or
+	// systemMessage (from a message); empty results are dropped. blankSystem keeps a system field of only white space.
 	separator                  string
 	systemBlock, systemMessage func(text string) string
 	blankSystem                bool

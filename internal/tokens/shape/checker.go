@@ -41,8 +41,7 @@ type CheckerOptions struct {
 	ModelName string
 	// Every: one in Every requests in service is compared, and each of the next ones after a difference. 0: 1000.
 	Every int
-	// Retry is the interval at which a model that differs, or an engine that did not answer, is
-	// checked again. 0: 1 minute.
+	// Retry is the interval at which a model that differs, or an engine that did not answer, is checked again. 0: 1 minute.
 	Retry time.Duration
 	// MaxBody is the largest body, in bytes, that is copied for comparison. 0: 1 MiB.
 	MaxBody int

@@ -142,7 +142,11 @@ func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {
 		}
 		return joinAssistant(list, "content", said), nil
 	case "function_call":
-		return appendCall(list, functionCall(text("call_id"), text("name"), text("arguments"))), nil
+		name := text("name")
+		if space := text("namespace"); space != "" {
+			name = space + "__" + name
+		}
+		return appendCall(list, functionCall(text("call_id"), name, text("arguments"))), nil
 	case "function_call_output":
 		msg := chatMessage(roleTool, member(item, "output"))
 		msg.Set("tool_call_id", jinja.String(text("call_id")))

@@ -16,8 +16,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/media"
 )
 
-// Options describes how a model's engine was started, which the model's files do not contain. The
-// zero value is a stock engine.
+// Options describes how a model's engine was started, which the model's files do not contain. The zero value is a stock engine.
 type Options struct {
 	// ChatTemplate replaces the model's own template (vLLM and SGLang --chat-template). "" keeps it.
 	ChatTemplate string
@@ -31,8 +30,7 @@ type Options struct {
 	// Multimodal reports whether the engine's model accepts images, audio or video; if not, requests with them are
 	// refused. nil: derived from config.json in the tokenizer's directory, or else from the chat template.
 	Multimodal *bool
-	// MaxModelLen is the engine's context length in tokens; longer prompts are refused as the
-	// engine would. 0: unknown, no limit.
+	// MaxModelLen is the engine's context length in tokens; longer prompts are refused as the engine would. 0: unknown, no limit.
 	MaxModelLen int
 	// Names are the base model's names in requests; every other name denotes an adapter. Empty: no adapters.
 	Names []string
@@ -66,9 +64,8 @@ type Model struct {
 	served atomic.Pointer[string]
 }
 
-// Load reads a model directory: tokenizer.json and the tokenizer's other files, plain or gzipped
-// (.gz). It fails if the tokenizer cannot be reproduced exactly or if a template does not
-// compile. A model without a template still serves completions.
+// Load reads a model directory: tokenizer.json and the tokenizer's other files, plain or gzipped (.gz). It fails if the tokenizer
+// cannot be reproduced exactly or if a template does not compile. A model without a template still serves completions.
 func Load(fsys fs.FS, options Options) (*Model, error) {
 	tok, err := bpe.Load(fsys)
 	if err != nil {
@@ -109,8 +106,10 @@ func New(tok *bpe.Tokenizer, options Options) (*Model, error) {
 	if m.encoderMissing = errors.Is(err, encoders.ErrMissing); err != nil && !m.encoderMissing {
 		return nil, fmt.Errorf("prompt encoder: %w", err)
 	}
-	if m.encoder != nil && m.encoder.Traits().ToolParser {
-		m.options.ToolParser = true
+	if m.encoder != nil {
+		traits := m.encoder.Traits()
+		m.options.ToolParser = m.options.ToolParser || traits.ToolParser
+		m.systemFirst = m.systemFirst || traits.Messages != encoders.Validated // vLLM has no template of theirs to look at
 	}
 	if m.supplied, err = newTemplateCache(); err != nil {
 		return nil, err

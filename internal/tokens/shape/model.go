@@ -223,6 +223,12 @@ func (m *Model) asChat(in input, raw []byte) (*plan, error) {
 
 // plain plans a prompt that is tokenized unchanged.
 func (m *Model) plain(in input) (*plan, error) {
+	if in.API == body.Completions && in.profile == profiles[VLLM] && given(in.Get("suffix")) {
+		if m.encoder == nil && !m.encoderMissing {
+			return nil, refuse("suffix is only supported for models with FIM completion rendering")
+		}
+		return nil, errors.New("the place of a suffix in the prompt is not known") // DeepSeek-V4 has one
+	}
 	p := &plan{}
 	if in.profile.truncation != nil && in.API != body.Tokenize {
 		if err := in.profile.truncation(m, in, p); err != nil {
@@ -390,8 +396,7 @@ func textError(err error) error {
 	return err
 }
 
-// continueWith appends the text that SGLang tokenizes separately to the prompt, without the BOS
-// that the tokenizer may add.
+// continueWith appends the text that SGLang tokenizes separately to the prompt, without the BOS that the tokenizer may add.
 func (m *Model) continueWith(ctx context.Context, res *Result, suffix string, withText bool) error {
 	more, err := m.tok.EncodeUntil(ctx.Done(), nil, suffix, true)
 	if err != nil {

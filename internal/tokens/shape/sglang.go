@@ -118,8 +118,7 @@ func (m *Model) sglangTemplate(in input, tools bool) (*template, error) {
 	return m.ownTemplate(tools)
 }
 
-// sglangLast removes a final assistant message, which is then continued, or turns it into a user
-// message; only text counts.
+// sglangLast removes a final assistant message, which is then continued, or turns it into a user message; only text counts.
 func sglangLast(list []jinja.Value, cont bool) ([]jinja.Value, string) {
 	if len(list) == 0 {
 		return list, ""

@@ -23,7 +23,8 @@ func (m *Model) vllmChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cont && add {
+	encoded := m.encoder != nil && (!tokenize || m.encoder.Traits().Messages != encoders.Validated)
+	if cont && add && (!encoded || given(in.Raw(body.FieldAddGenerationPrompt))) {
 		return nil, refuse("continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you want " +
 			"the model to continue the final message, and add_generation_prompt when you want to add a header that will prompt it to start " +
 			"a new assistant message instead.")
@@ -35,7 +36,7 @@ func (m *Model) vllmChat(in input) (*plan, error) {
 	if m.encoderMissing {
 		return nil, encoders.ErrMissing
 	}
-	if m.encoder != nil && (!tokenize || m.encoder.Traits().Messages != encoders.Validated) {
+	if encoded {
 		if !haveTools {
 			tools = nil
 		}

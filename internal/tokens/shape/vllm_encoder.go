@@ -1,6 +1,7 @@
 package shape
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -10,11 +11,13 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// vLLM 0.32.0 for models whose prompts it encodes in code: vllm/renderers and
-// vllm/entrypoints/openai/parser/harmony_utils.py.
+// vLLM 0.32.0 for models whose prompts it encodes in code: vllm/renderers and vllm/entrypoints/openai/parser/harmony_utils.py.
 
 // vllmEncoded follows /v1/chat/completions, or /tokenize, for a model with an encoder.
 func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan, error) {
+	if tokenize && bytes.Contains(in.Body, []byte("reasoning_content")) {
+		return nil, encoders.ErrMissing // vLLM's /tokenize reads it in another way than chats
+	}
 	p := &plan{encoder: m.encoder}
 	form := m.encoder.Traits().Messages
 	kind, message := shapeValidated, vllmValidated
@@ -49,13 +52,13 @@ func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan
 		return nil, err
 	}
 	switch {
-	case form != encoders.Original || in.origin == body.Responses:
-	case !tokenize:
+	case form != encoders.Original && form != encoders.Read || in.origin == body.Responses:
+	case !tokenize && form == encoders.Original:
 		if p.chat.Messages, err = withShortIDs(p.chat.Messages); err != nil {
 			return nil, err
 		}
-	case slices.ContainsFunc(p.chat.Messages, func(v jinja.Value) bool { msg, _ := v.AsDict(); return !member(msg, "tool_calls").IsNone() }):
-		return nil, encoders.ErrMissing // vLLM's /tokenize fails on most messages with calls
+	case tokenize && slices.ContainsFunc(p.chat.Messages, func(v jinja.Value) bool { msg, _ := v.AsDict(); return !member(msg, "tool_calls").IsNone() }):
+		return nil, encoders.ErrMissing // vLLM's /tokenize fails on most messages with calls, or leaves them out
 	}
 	if ids, err := m.forwardedIDs(in); err != nil || ids != nil && !p.hasMedia() {
 		return &plan{ids: ids}, err
@@ -247,8 +250,7 @@ func validatedOwn(msg *jinja.Dict, known, legacy bool) (bool, error) {
 	return own, nil
 }
 
-// readLate reports whether vLLM uses OpenAI's model of a message, which reads the parts of its
-// content when they are used.
+// readLate reports whether vLLM uses OpenAI's model of a message, which reads the parts of its content when they are used.
 func readLate(msg *jinja.Dict, parts []jinja.Value, known, own bool) bool {
 	if !known || !own {
 		return known

@@ -1,6 +1,8 @@
 package shape
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -201,10 +203,8 @@ func vllmWithoutContent(msg *jinja.Dict) error {
 		return refuse("messages.tool_calls: Input should be iterable")
 	}
 	for _, key := range [...]string{"function_call", "audio"} {
-		if v, ok := msg.Get(key); ok && !v.IsNone() {
-			if _, ok := v.AsDict(); !ok {
-				return refuse("messages.%s: Input should be a valid dictionary", key)
-			}
+		if v, ok := msg.Get(key); ok && !v.IsNone() && v.Kind() != jinja.KindDict {
+			return refuse("messages.%s: Input should be a valid dictionary", key)
 		}
 	}
 	if _, _, ok := textOf(msg, "refusal"); !ok {
@@ -213,18 +213,14 @@ func vllmWithoutContent(msg *jinja.Dict) error {
 	return nil
 }
 
-// billingHeader starts a line that Claude Code puts before its system prompt. It differs in each
-// request, so vLLM drops it.
+// billingHeader starts a line that Claude Code puts before its system prompt. It differs in each request, so vLLM drops it.
 const billingHeader = "x-anthropic-billing-header"
 
 // withoutBillingHeader drops that line from a text or from each text part.
 func withoutBillingHeader(content jinja.Value) jinja.Value {
-	if text, ok := content.AsString(); ok {
-		if strings.HasPrefix(text, billingHeader) {
-			_, text, _ = strings.Cut(text, "\n")
-			return jinja.String(text)
-		}
-		return content
+	if text, _ := content.AsString(); strings.HasPrefix(text, billingHeader) {
+		_, text, _ = strings.Cut(text, "\n")
+		return jinja.String(text)
 	}
 	parts, ok := content.AsList()
 	if !ok {
@@ -234,10 +230,8 @@ func withoutBillingHeader(content jinja.Value) jinja.Value {
 	for _, v := range parts {
 		text, isText := v.AsString()
 		part, _ := v.AsDict()
-		if part != nil {
-			if kind := textAt(part, "type"); kind == "text" {
-				text, isText, _ = textOf(part, "text")
-			}
+		if textAt(part, "type") == "text" {
+			text, isText, _ = textOf(part, "text")
 		}
 		if isText && strings.HasPrefix(text, billingHeader) {
 			_, text, _ = strings.Cut(text, "\n")
@@ -257,8 +251,7 @@ func withoutBillingHeader(content jinja.Value) jinja.Value {
 	return jinja.List(kept)
 }
 
-// vllmCall returns a tool call of the history: its declared keys in their order, others dropped,
-// the arguments as an object.
+// vllmCall returns a tool call of the history: its declared keys in their order, others dropped, the arguments as an object.
 func vllmCall(v jinja.Value) (jinja.Value, error) {
 	call, ok := v.AsDict()
 	if !ok {
@@ -281,7 +274,10 @@ func vllmCall(v jinja.Value) (jinja.Value, error) {
 		return v, refuse("messages.tool_calls.function: name and arguments should be valid strings")
 	}
 	arguments, err := jinja.ParseJSON([]byte(text))
-	if _, ok := arguments.AsDict(); err != nil || !ok {
+	if errors.Is(err, jinja.ErrLoneSurrogate) || errors.Is(err, jinja.ErrJSONDepth) || errors.Is(err, jinja.ErrIntDigits) {
+		return v, fmt.Errorf("%w: the arguments of a call: %w", encoders.ErrMissing, err)
+	}
+	if _, ok := arguments.AsDict(); err != nil || !ok || strings.HasPrefix(text, "\ufeff") {
 		arguments = jinja.FromDict(nil)
 	}
 	return object(kv{"id", jinja.String(id)}, kv{"function", object(kv{"arguments", arguments}, kv{"name", jinja.String(name)})},
@@ -429,9 +425,8 @@ func (s *vllmShape) part(v jinja.Value, unread bool) (text string, media bool, e
 var vllmMedia = []string{"image_url", "input_image", "image_embeds", "audio_url", "input_audio", "audio_embeds", "video_url", "video_embeds",
 	"prompt_embeds"}
 
-// withoutDeveloper is what vLLM's Hugging Face renderer does for templates that do not mention
-// the developer role: developer messages become system messages and, if a system message is then
-// anywhere but alone at the front, all of them are merged there.
+// withoutDeveloper is what vLLM's Hugging Face renderer does for templates that do not mention the developer role: developer
+// messages become system messages and, if a system message is then anywhere but alone at the front, all of them are merged there.
 func withoutDeveloper(list []jinja.Value) []jinja.Value {
 	if !slices.ContainsFunc(list, func(v jinja.Value) bool { return roleOf(v) == roleDeveloper }) {
 		return list
