@@ -84,7 +84,7 @@ $(ENVOY_WHEEL):
 PROCESSES := cmd/.* e2e/.* envoy extproc internal/decide internal/fleet internal/lab/.* internal/peers internal/replicas internal/workers.* kvindex/feed.*
 RERUNS    := out/reruns
 RERUN      = --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --rerun-fails-report=$(RERUNS)/$(1)
-packages   = "$$(go list ./... | sed -n 's,^github.com/kvlane/kvlane/,./,p' | grep -Ev '^./(e2e|internal/tokens/(bpe|body))$$' | grep -Ex $(1) './($(subst $() ,|,$(PROCESSES)))' | xargs)"
+packages   = "$$(go list ./... | sed -n 's,^github.com/kvlane/kvlane/,./,p' | grep -Ev '^./(e2e|internal/(layout|tokens/(bpe|body)))$$' | grep -Ex $(1) './($(subst $() ,|,$(PROCESSES)))' | xargs)"
 
 .PHONY: test test-unit test-e2e
 test: test-unit test-e2e ## Passes everything: unit, property and story tests, race detector, end to end on the real Envoy
@@ -93,7 +93,7 @@ test-unit: envoy $(GOTESTSUM) ## The part of it without ./e2e
 	@mkdir -p $(RERUNS); rm -f $(RERUNS)/cost $(RERUNS)/processes
 	$(GOTESTSUM) --packages './internal/tokens/bpe ./internal/lab/replay ./internal/replicas ./kvindex' -- -vet=off -run '^($(SERIAL)|$(LONE)|$(INDEX))$$'
 	$(GOTESTSUM) $(call RERUN,cost) --packages ./internal/decide -- -vet=off -run '^Test(CostOf|MemoryOfADecision$$)'
-	$(GOTESTSUM) --packages ./internal/lab/simulate -- -vet=off
+	$(GOTESTSUM) --packages './internal/lab/simulate ./internal/layout' -- -vet=off
 	$(RACE) $(GOTESTSUM) --packages './internal/tokens/bpe ./internal/tokens/body' -- $(RACE_FLAGS) -skip '^($(SERIAL))$$' -timeout 20m
 	$(RACE) $(GOTESTSUM) --packages $(call packages,-v) -- $(RACE_FLAGS) $(UNRACED) -skip '^($(INDEX))$$' -timeout 20m
 	$(RACE) $(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- $(RACE_FLAGS) $(UNRACED) -skip '^($(LONE))$$' -timeout 20m
