@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -630,6 +631,16 @@ func TestSnapshotVersions(t *testing.T) {
 	}
 }
 
+// processorTime returns the processor time of this process so far.
+func processorTime(t *testing.T) time.Duration {
+	t.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
 // longPrompt is a prompt of this many blocks that one slot holds, in an index of blocks of 16.
 func longPrompt(t testing.TB, blocks int) (x *Index, s Slot, tokens []uint32, hashes []Hash, names []EngineHash) {
 	t.Helper()
@@ -664,13 +675,13 @@ func TestCostOfWindowsThatDiffer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	from := time.Now()
+	from := processorTime(t)
 	for range 20 {
 		if held, _ := lengthOf(x, hashes, 16*16000+1); held != 1 {
 			t.Fatalf("got %d blocks, want 1", held)
 		}
 	}
-	if took := time.Since(from); took > 4*time.Second {
+	if took := processorTime(t) - from; took > 4*time.Second {
 		t.Errorf("20 lookups took %s", took)
 	}
 }
@@ -692,13 +703,13 @@ func TestCostOfUnknownNamesOfWindows(t *testing.T) {
 	for range 5 {
 		events = append(events, &Event{Kind: Stored, Group: 1, Window: 16, BlockSize: 16, Hashes: strange})
 	}
-	from := time.Now()
+	from := processorTime(t)
 	for _, e := range events {
 		if err := x.Apply(s, e); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if took := time.Since(from); took > 4*time.Second {
+	if took := processorTime(t) - from; took > 4*time.Second {
 		t.Errorf("it took %s", took)
 	}
 	if held, _ := lengthOf(x, hashes, 16*len(hashes)+1); held != len(names) {
