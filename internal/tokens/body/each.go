@@ -17,8 +17,7 @@ func EachItem(raw []byte, each func(item []byte)) {
 	}
 }
 
-// FirstItem returns the first element of raw, a checked JSON array, nil if it is empty. Any other
-// JSON value it returns as it is.
+// FirstItem returns the first element of raw, a checked JSON array, nil if it is empty. Any other JSON value it returns as it is.
 func FirstItem(raw []byte) (item []byte) {
 	if len(raw) == 0 || raw[0] != '[' {
 		return raw
@@ -47,8 +46,7 @@ func TextOf(raw []byte) (text string, ok bool) {
 	return string(out), true
 }
 
-// Text returns the decoded text of raw, a checked JSON value, or "" if raw is not a string or
-// contains a lone surrogate.
+// Text returns the decoded text of raw, a checked JSON value, or "" if raw is not a string or contains a lone surrogate.
 func Text(raw []byte) string {
 	out, _ := TextOf(raw)
 	return out

@@ -13,9 +13,8 @@ type Edit struct {
 	raw  []byte // nil deletes
 }
 
-// Set gives the field at path the JSON value raw, which Apply does not validate. An existing
-// field keeps its position; a new one is appended to its object. Objects along the path are
-// created where they are missing, and replace values of other types.
+// Set gives the field at path the JSON value raw, which Apply does not validate. An existing field keeps its position; a new one
+// is appended to its object. Objects along the path are created where they are missing, and replace values of other types.
 func Set(raw []byte, path ...string) Edit { return Edit{path: path, raw: raw} }
 
 // Delete removes the field at path. A missing field is not an error.
@@ -27,10 +26,9 @@ func Apply(dst, body []byte, edits ...Edit) ([]byte, error) {
 }
 
 // ApplyContext appends body, a checked JSON object, to dst with the edits applied. Bytes outside the edited fields stay
-// unchanged. If edits overlap, the later one wins. Of duplicate keys in an object the last is edited and the others are
-// removed. dst must not overlap body. Time is linear in the body plus the edits, even with many duplicate keys; memory
-// beyond dst depends on the edits alone. If ctx ends early, the error is its cause. After an error the bytes appended
-// to dst are meaningless.
+// unchanged. If edits overlap, the later one wins. Of duplicate keys in an object the last is edited and the others are removed.
+// dst must not overlap body. Time is linear in the body plus the edits, even with many duplicate keys; memory beyond dst depends
+// on the edits alone. If ctx ends early, the error is its cause. After an error the bytes appended to dst are meaningless.
 func ApplyContext(ctx context.Context, dst, body []byte, edits ...Edit) ([]byte, error) {
 	for i := range edits {
 		if len(edits[i].path) == 0 {
@@ -76,8 +74,7 @@ type change struct {
 	count int    // number of members with this key
 }
 
-// changes groups edits by their key at depth. A leaf replaces all earlier edits of its key. at
-// maps a key to its index in list.
+// changes groups edits by their key at depth. A leaf replaces all earlier edits of its key. at maps a key to its index in list.
 func changes(edits []Edit, depth int) (list []change, at map[string]int) {
 	at = make(map[string]int, len(edits))
 	for _, e := range edits {

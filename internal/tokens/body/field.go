@@ -1,7 +1,6 @@
 package body
 
-// Field is a top-level field of a request body that Kvlane uses. All APIs share one list: a name
-// has the same meaning in each.
+// Field is a top-level field of a request body that Kvlane uses. All APIs share one list: a name has the same meaning in each.
 type Field uint8
 
 // The fields, named after their JSON keys.

@@ -60,8 +60,7 @@ type scanner struct {
 	stopped bool
 }
 
-// LongestInteger is the maximum number of digits of an integer that Python's json accepts
-// (sys.int_info.default_max_str_digits).
+// LongestInteger is the maximum number of digits of an integer that Python's json accepts (sys.int_info.default_max_str_digits).
 const LongestInteger = 4300
 
 func (s *scanner) fail(at int, reason string) int {
@@ -202,8 +201,7 @@ func (s *scanner) literal(i int, word string) int {
 	return s.fail(i, word+" was expected")
 }
 
-// object walks the members. It passes the spans of every key (including its quotes) and value to
-// each, unless each is nil.
+// object walks the members. It passes the spans of every key (including its quotes) and value to each, unless each is nil.
 func (s *scanner) object(i int, each func(key, value Span)) int { return s.members(i, nil, each) }
 
 // members is object that reads values with read, unless read is nil.

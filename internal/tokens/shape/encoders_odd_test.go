@@ -39,7 +39,7 @@ func TestOddBodies(t *testing.T) {
 		{v4, body.Chat, called(`"{\"a\":` + strings.Repeat("1", 4301) + `}"`), unknown}, {v4, body.Chat, called(`"no JSON"`), called(`"{}"`)},
 		{v4, body.Chat, `{"continue_final_message":true,"messages":[` + user + `,{"role":"assistant","content":"A"}]}`, `{"messages":[` + user + `,{"role":"assistant","content":"A"}]}`},
 		{v4, body.Chat, `{"continue_final_message":true,"add_generation_prompt":true,"messages":[` + user + `]}`, refused},
-		{v4, body.Tokenize, chat + `{"role":"assistant","content":"A","reasoning_content":"B"},` + user + `]}`, unknown},
+		{"inkling", body.Tokenize, chat + `{"role":"assistant","content":"A","reasoning_content":"B"},` + user + `]}`, unknown},
 		{"inkling", body.Tokenize, chat + `{"role":"assistant","content":"","tool_calls":[` + call + `"{}"}}]},` + result, unknown},
 		{harmony, body.Tokenize, `{"continue_final_message":true,"messages":[` + user + `]}`, refused},
 	} {

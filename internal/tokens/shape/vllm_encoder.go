@@ -15,9 +15,6 @@ import (
 
 // vllmEncoded follows /v1/chat/completions, or /tokenize, for a model with an encoder.
 func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan, error) {
-	if tokenize && bytes.Contains(in.Body, []byte("reasoning_content")) {
-		return nil, encoders.ErrMissing // vLLM's /tokenize reads it in another way than chats
-	}
 	p := &plan{encoder: m.encoder}
 	form := m.encoder.Traits().Messages
 	kind, message := shapeValidated, vllmValidated
@@ -51,14 +48,8 @@ func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan
 	if p.chat.Messages, err = m.shapeMessages(in, kind, p, message); err != nil {
 		return nil, err
 	}
-	switch {
-	case form != encoders.Original && form != encoders.Read || in.origin == body.Responses:
-	case !tokenize && form == encoders.Original:
-		if p.chat.Messages, err = withShortIDs(p.chat.Messages); err != nil {
-			return nil, err
-		}
-	case tokenize && slices.ContainsFunc(p.chat.Messages, func(v jinja.Value) bool { msg, _ := v.AsDict(); return !member(msg, "tool_calls").IsNone() }):
-		return nil, encoders.ErrMissing // vLLM's /tokenize fails on most messages with calls, or leaves them out
+	if err = asWritten(in, p.chat, form, tokenize); err != nil {
+		return nil, err
 	}
 	if ids, err := m.forwardedIDs(in); err != nil || ids != nil && !p.hasMedia() {
 		return &plan{ids: ids}, err
@@ -83,6 +74,21 @@ func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan
 		err = m.vllmTruncation(in, p)
 	}
 	return p, err
+}
+
+// asWritten finishes the messages of encoders that get them as the client wrote them.
+func asWritten(in input, c *encoders.Chat, form encoders.Form, tokenize bool) (err error) {
+	switch {
+	case form != encoders.Original && form != encoders.Read || in.origin == body.Responses:
+	case tokenize: // vLLM's /tokenize fails on most messages with calls or leaves them out, and reads thoughts in another way than chats
+		called := func(v jinja.Value) bool { msg, _ := v.AsDict(); return !member(msg, "tool_calls").IsNone() }
+		if bytes.Contains(in.Body, []byte("reasoning_content")) || slices.ContainsFunc(c.Messages, called) {
+			return encoders.ErrMissing
+		}
+	case form == encoders.Original:
+		c.Messages, err = withShortIDs(c.Messages)
+	}
+	return err
 }
 
 // withoutTemplate refuses what vLLM does not accept for a model in Mistral's format. The other APIs
