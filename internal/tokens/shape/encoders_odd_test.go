@@ -18,6 +18,7 @@ func TestOddBodies(t *testing.T) {
 	const refused, unknown = "refused", "not known"
 	const chat, user, call = `{"messages":[{"role":"user","content":"U"},`, `{"role":"user","content":"U"}`, `{"id":"123456789","type":"function","function":{"name":"f","arguments":`
 	const result = `{"role":"tool","tool_call_id":"123456789","content":"r"},` + user + `]}`
+	const empty = chat + `{"role":"assistant","content":"","tool_calls":[` + call + `"{}"}}]},{"role":"tool","tool_call_id":"123456789","content":[],`
 	called := func(arguments string) string {
 		return chat + `{"role":"assistant","content":"","tool_calls":[` + call + arguments + `}}]},` + result
 	}
@@ -41,6 +42,7 @@ func TestOddBodies(t *testing.T) {
 		{v4, body.Chat, `{"continue_final_message":true,"add_generation_prompt":true,"messages":[` + user + `]}`, refused},
 		{"inkling", body.Tokenize, chat + `{"role":"assistant","content":"A","reasoning_content":"B"},` + user + `]}`, unknown},
 		{"inkling", body.Tokenize, chat + `{"role":"assistant","content":"","tool_calls":[` + call + `"{}"}}]},` + result, unknown},
+		{"deepseek_v41", body.Chat, empty + `"name":"n"}]}`, empty + `"name":"n"}]}`}, {"deepseek_v41", body.Chat, empty + `"x":"n"}]}`, refused},
 		{harmony, body.Tokenize, `{"continue_final_message":true,"messages":[` + user + `]}`, refused},
 	} {
 		files := fstest.MapFS{"tokenizer.json": {Data: raw}, "config.json": {Data: []byte(encoderModels[c.model][1])}}

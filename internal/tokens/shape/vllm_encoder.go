@@ -266,8 +266,8 @@ func readLate(msg *jinja.Dict, parts []jinja.Value, known, own bool) bool {
 	}
 	more := 0 // members that vLLM's own model recognizes in addition
 	role := textAt(msg, "role")
-	for _, key := range [...]string{"reasoning", "reasoning_content", "task", "tools", "tool_call_id"} {
-		if v, has := msg.Get(key); has && (key != "tool_call_id" || role != roleTool) && (key != "reasoning_content" || !v.IsNone()) {
+	for _, key := range [...]string{"reasoning", "reasoning_content", "task", "tools", "tool_call_id", "name"} {
+		if v, has := msg.Get(key); has && (key != "tool_call_id" || role != roleTool) && (key != "name" || role == roleTool) && (key != "reasoning_content" || !v.IsNone()) {
 			more++
 		}
 	}
