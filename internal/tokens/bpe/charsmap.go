@@ -120,9 +120,8 @@ func (m *charsmap) normalize(enc *encoder, s string) string {
 	return stringOf(out)
 }
 
-// extenders returns the length of what extends the character at s[i], of n bytes, to a grapheme
-// cluster. Clusters of several characters that cannot be shorter than maxGrapheme count as their
-// parts. Once stopped, it returns the length of a part.
+// extenders returns the length of what extends the character at s[i], of n bytes, to a grapheme cluster. Clusters of several
+// characters that cannot be shorter than maxGrapheme count as their parts. Once stopped, it returns the length of a part.
 func (m *charsmap) extenders(wanted *watch, s string, i, n int) int {
 	first, _ := utf8.DecodeRuneInString(s[i:])
 	at := i + n

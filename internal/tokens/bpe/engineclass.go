@@ -42,8 +42,7 @@ var engineClasses = lazily(func() tokenizerClasses {
 	return c
 })
 
-// plainClasses use tokenizer.json unchanged. If transformers maps a model type to one of them,
-// tokenizer_class is ignored.
+// plainClasses use tokenizer.json unchanged. If transformers maps a model type to one of them, tokenizer_class is ignored.
 var plainClasses = map[string]bool{"TokenizersBackend": true, "PythonBackend": true, "PreTrainedTokenizerFast": true, "MistralCommonBackend": true}
 
 // engineClass returns the class that transformers 5.19 uses for a directory with a config.json;

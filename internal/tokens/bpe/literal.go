@@ -2,8 +2,7 @@ package bpe
 
 import "fmt"
 
-// literalBPE is a BPE model whose tokens are the text that they match, with optional byte tokens
-// and an optional unknown token.
+// literalBPE is a BPE model whose tokens are the text that they match, with optional byte tokens and an optional unknown token.
 type literalBPE struct {
 	t        *Tokenizer
 	fallback bool

@@ -19,10 +19,9 @@ func unsupported(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrUnsupported, fmt.Sprintf(format, args...))
 }
 
-// Load reads a model's tokenizer from the files of its repository: tokenizer.json and, if they
-// exist, tokenizer_config.json, config.json, generation_config.json, special_tokens_map.json and
-// the chat templates. Each may be gzipped (tokenizer.json.gz). The tokenizer behaves like Hugging
-// Face tokenizers with this tokenizer.json and the added tokens that transformers 5 takes from
+// Load reads a model's tokenizer from the files of its repository: tokenizer.json and, if they exist, tokenizer_config.json,
+// config.json, generation_config.json, special_tokens_map.json and the chat templates. Each may be gzipped (tokenizer.json.gz).
+// The tokenizer behaves like Hugging Face tokenizers with this tokenizer.json and the added tokens that transformers 5 takes from
 // the configuration. The error wraps ErrUnsupported if that cannot be reproduced exactly.
 func Load(fsys fs.FS) (*Tokenizer, error) {
 	config, err := readConfig(fsys)

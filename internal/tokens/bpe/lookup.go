@@ -19,8 +19,7 @@ const (
 	longText  = 1 << 18
 )
 
-// packedID is the width in bits of a packed id; an integer has room for perWord of them and, in the
-// bits above, their number.
+// packedID is the width in bits of a packed id; an integer has room for perWord of them and, in the bits above, their number.
 const (
 	packedID = 20
 	perWord  = 3
@@ -81,8 +80,7 @@ func (enc *encoder) words(dst []uint32, s string, at, end int) []uint32 {
 	return dst
 }
 
-// batch is the number of words whose slots are loaded before the first of them is compared, so
-// that the cache misses overlap.
+// batch is the number of words whose slots are loaded before the first of them is compared, so that the cache misses overlap.
 const batch = 32
 
 // lookup appends the ids of the words of text that start at from and end at ends. parts reports that

@@ -66,8 +66,7 @@ func (t *shortTokens) home(product uint64) (slot int, tag uint64) {
 	return int(product >> t.slotAt), product & t.tagMask << t.idBits
 }
 
-// find returns the token of a word by its key. sure is false if the bucket overflowed, so that
-// the vocabulary must be searched.
+// find returns the token of a word by its key. sure is false if the bucket overflowed, so that the vocabulary must be searched.
 func (t *shortTokens) find(key uint64) (id uint32, ok, sure bool) {
 	product := key * keyMul & keyMask
 	at, tag := t.home(product)

@@ -2,8 +2,7 @@ package bpe
 
 // merger is scratch memory for merging; one word at a time uses it.
 type merger struct {
-	// parts are the symbols to merge: the symbol in the lower half, the rank of its pair with the
-	// next one in the upper half.
+	// parts are the symbols to merge: the symbol in the lower half, the rank of its pair with the next one in the upper half.
 	parts []uint64
 	small smallMerge
 	next  []int32
@@ -24,9 +23,8 @@ func (w *merger) trim() {
 	}
 }
 
-// run merges the symbols in w.parts and appends the result to dst. It always merges the pair of
-// lowest rank, the leftmost of equals. The upper halves need not be set. Once stopped, a merge of
-// very many symbols ends early with some of the ids.
+// run merges the symbols in w.parts and appends the result to dst. It always merges the pair of lowest rank, the leftmost of
+// equals. The upper halves need not be set. Once stopped, a merge of very many symbols ends early with some of the ids.
 func (w *merger) run(m *merges, dst []uint32, wanted *watch) []uint32 {
 	n := len(w.parts)
 	if n == 0 {

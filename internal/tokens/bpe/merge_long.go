@@ -23,8 +23,7 @@ func (l hugeLock) take(stop <-chan struct{}) bool {
 
 func (l hugeLock) give() { <-l }
 
-// longLimit is the number of symbols from which a heap of all pairs exceeds the CPU caches and
-// queues by rank are faster.
+// longLimit is the number of symbols from which a heap of all pairs exceeds the CPU caches and queues by rank are faster.
 const longLimit = 1 << 13
 
 // emptied is the capacity above which an empty queue releases its memory.
@@ -118,8 +117,7 @@ func (w *merger) heaped(m *merges, dst []uint32) []uint32 {
 	return list.appendTo(dst)
 }
 
-// rankQueue holds the places of one pair. Those before head are done; the others are sorted when
-// the queue's rank is reached.
+// rankQueue holds the places of one pair. Those before head are done; the others are sorted when the queue's rank is reached.
 type rankQueue struct {
 	places []uint32
 	head   int

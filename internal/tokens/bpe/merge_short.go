@@ -14,9 +14,8 @@ const (
 // the symbols stay in place with a bit set of the remaining ones, the lowest rank is searched in
 // all places, used or not, and the two pairs that a merge creates are looked up together.
 //
-// Invariant: pairs[i] describes the merge of symbol i and the next remaining one: rank, token and
-// i, from the highest bits to the lowest; noSmall if they do not merge. The last entry of ids
-// stands for the outside of the word: a token that never merges.
+// Invariant: pairs[i] describes the merge of symbol i and the next remaining one: rank, token and i, from the highest bits to the
+// lowest; noSmall if they do not merge. The last entry of ids stands for the outside of the word: a token that never merges.
 type smallMerge struct {
 	pairs [smallLimit + smallGroup]uint64
 	ids   [smallLimit + 1]uint32

@@ -32,8 +32,7 @@ type MistralSettings struct {
 // folders. It is the tokenizer itself if the folder has no tokenizer.json.
 func (t *Tokenizer) Mistral() *Tokenizer { return t.mistral }
 
-// loadMistral reads the file that mistral-common chooses: tekken.json, or the SentencePiece model
-// whose name comes last.
+// loadMistral reads the file that mistral-common chooses: tekken.json, or the SentencePiece model whose name comes last.
 func loadMistral(fsys fs.FS, config Config) (*Tokenizer, error) {
 	name := tekkenFile
 	if !exists(fsys, name+"*") {

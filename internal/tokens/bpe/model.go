@@ -106,9 +106,8 @@ func (t *Tokenizer) completeBPE() {
 	t.merges.pairs, t.merges.ranks = nil, nil
 }
 
-// prepareWords builds the tables that are consulted before merging. With ignoreMerges, a word that
-// is a token is not merged, but a part of a word is. So words are cut into parts only if merging
-// each token's text yields the token, which makes both the same.
+// prepareWords builds the tables that are consulted before merging. With ignoreMerges, a word that is a token is not merged, but
+// a part of a word is. So words are cut into parts only if merging each token's text yields the token, which makes both the same.
 func (t *Tokenizer) prepareWords(wholes []bool) {
 	t.short = newShortTokens(t.vocab, func(id uint32) bool { return t.ignoreMerges || wholes[id] })
 	t.parter = t.splitter

@@ -6,8 +6,7 @@ import "unicode/utf8"
 //
 //	(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
 //
-// digits is the limit of a number; with marks, \p{M} belongs to words
-// ([\p{L}\p{M}]+) and not to punctuation, as in Qwen 3.5.
+// digits is the limit of a number; with marks, \p{M} belongs to words ([\p{L}\p{M}]+) and not to punctuation, as in Qwen 3.5.
 type wordSplit struct {
 	digits int
 	marks  bool

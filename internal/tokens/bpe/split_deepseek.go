@@ -2,8 +2,7 @@ package bpe
 
 import "unicode/utf8"
 
-// stagedSplit is DeepSeek V3's sequence of three splits, each of which works
-// inside the pieces that the one before it left:
+// stagedSplit is DeepSeek V3's sequence of three splits, each of which works inside the pieces that the one before it left:
 //
 //	\p{N}{1,3}
 //	[一-龥぀-ゟ゠-ヿ]+

@@ -11,8 +11,7 @@ const (
 	rePrefix      = `[^\r\n\p{L}\p{N}]?`
 )
 
-// patterns maps the split patterns of known models, compared literally, to their splitters. It
-// lists all spellings of a pattern.
+// patterns maps the split patterns of known models, compared literally, to their splitters. It lists all spellings of a pattern.
 var patterns = map[string]splitter{
 	// Qwen 2, 2.5, 3
 	reQwen: wordSplit{digits: 1},

@@ -2,9 +2,8 @@ package bpe
 
 import "math/bits"
 
-// A window is up to 64 bytes of ASCII whose words are found together, with a bit set per kind of
-// byte and arithmetic on the sets instead of a branch per byte. Addition follows runs: adding the
-// first bit of a run of ones carries to the bit after it.
+// A window is up to 64 bytes of ASCII whose words are found together, with a bit set per kind of byte and arithmetic on the sets
+// instead of a branch per byte. Addition follows runs: adding the first bit of a run of ones carries to the bit after it.
 //
 // A window starts at a word start. A word start is certain only if everything that it depends on is within the window,
 // so an uncertain word at the end is left to the next window, and non-ASCII text to the splitter's own code.
@@ -23,8 +22,7 @@ type windowRules struct {
 	cases bool
 	// slash: slashes count as line ends after punctuation.
 	slash bool
-	// numbersApart hides a number from the white space before it, which then does not leave its
-	// last character to the next word.
+	// numbersApart hides a number from the white space before it, which then does not leave its last character to the next word.
 	numbersApart bool
 }
 
@@ -165,8 +163,7 @@ func (r *windowRules) starts(w *lanes, s string, i, size int) (start uint64, who
 	digit := ^(w.letter | w.other | w.space | w.more) & valid
 	solid := ^space & valid
 
-	// Punctuation is one word with the space before it. A single character without such a space
-	// joins the letters after it.
+	// Punctuation is one word with the space before it. A single character without such a space joins the letters after it.
 	others := other &^ (other << 1) &^ (single << 1)
 	prefix := others & (letter >> 1)
 	start = others | letter&^(letter<<1)&^(blank<<1)&^(prefix<<1)

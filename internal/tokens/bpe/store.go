@@ -104,8 +104,7 @@ const (
 	mulC = 0x9e3779b97f4a7c15
 )
 
-// hashSeed is random per process, so that clients cannot prepare collisions. It affects only
-// time: every hit compares the bytes.
+// hashSeed is random per process, so that clients cannot prepare collisions. It affects only time: every hit compares the bytes.
 var hashSeed = rand.Uint64()
 
 func fold(a, b uint64) uint64 {

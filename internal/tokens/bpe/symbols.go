@@ -51,13 +51,12 @@ func (m *spaceModel) symbols(dst []uint64, word []byte) []uint64 {
 // units are the characters of two and three bytes for which merging may start from their token
 // instead of from their bytes, which halves the work for non-Latin scripts.
 //
-// That is exact for a character if nothing can happen to its bytes before they have become its token. Let R be the
-// highest rank of the merges that make the token from the bytes alone. Until they are done, one of them, of rank R or
-// less, is always possible. So if every merge that joins a part of the character to something outside has a rank above
-// R, none of those comes first; and if every merge that consumes the token has a rank above R, starting with it changes
-// no order. The result depends on the neighbours: two bits record whether they may be ASCII or non-ASCII. Text is valid
-// UTF-8, so a non-ASCII neighbour is the end of a character (a byte below 0xc0) before this one, and the start of one
-// (0xc0 or above) after it.
+// That is exact for a character if nothing can happen to its bytes before they have become its token. Let R be the highest rank
+// of the merges that make the token from the bytes alone. Until they are done, one of them, of rank R or less, is always
+// possible. So if every merge that joins a part of the character to something outside has a rank above R, none of those comes
+// first; and if every merge that consumes the token has a rank above R, starting with it changes no order. The result depends on
+// the neighbours: two bits record whether they may be ASCII or non-ASCII. Text is valid UTF-8, so a non-ASCII neighbour is the
+// end of a character (a byte below 0xc0) before this one, and the start of one (0xc0 or above) after it.
 type units []uint32 // by code point: flags and token+1, 0 if none
 
 const (

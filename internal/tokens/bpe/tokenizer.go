@@ -30,8 +30,7 @@ type Tokenizer struct {
 	short        *shortTokens
 	cuts         *cutter
 	nfc          bool
-	// lazy reports that only segments that the memo lacks are checked and normalized, not the whole
-	// text beforehand. See cutter.
+	// lazy reports that only segments that the memo lacks are checked and normalized, not the whole text beforehand. See cutter.
 	lazy   bool
 	prefix prefixSpace
 
@@ -141,13 +140,11 @@ func (t *Tokenizer) checkText(text string) error {
 	return nil
 }
 
-// nfcShrinks exceeds the factor by which NFC can shorten a text in bytes: three for Hangul and
-// some singletons, such as U+1FEF.
+// nfcShrinks exceeds the factor by which NFC can shorten a text in bytes: three for Hangul and some singletons, such as U+1FEF.
 const nfcShrinks = 4
 
-// MinTokens returns a lower bound of the number of ids of text without tokenizing it: its length
-// divided by that of the longest token, in bytes. It is 0 if a token can stand for any number of
-// bytes, such as one that consumes the adjacent white space.
+// MinTokens returns a lower bound of the number of ids of text without tokenizing it: its length divided by that of the longest
+// token, in bytes. It is 0 if a token can stand for any number of bytes, such as one that consumes the adjacent white space.
 func (t *Tokenizer) MinTokens(text string) int {
 	if t.longest == 0 {
 		return 0

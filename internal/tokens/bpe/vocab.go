@@ -151,8 +151,7 @@ func (v *vocab) fill(raw []byte, entries []vocabEntry, top uint32) error {
 
 // tokenForm defines how the strings of a vocabulary represent text.
 type tokenForm struct {
-	// text converts a token string to the bytes that it matches, or reports that no text can
-	// contain it; name is its inverse.
+	// text converts a token string to the bytes that it matches, or reports that no text can contain it; name is its inverse.
 	text func(dst, token []byte) ([]byte, bool)
 	name func(text []byte) string
 }
@@ -166,8 +165,7 @@ var (
 // literalText returns the text of a token that stands for itself.
 func literalText(dst, token []byte) ([]byte, bool) { return append(dst, token...), len(token) > 0 }
 
-// byteAlphabet maps the characters of byte-level vocabularies to the bytes that they represent:
-// GPT-2's printable substitutes.
+// byteAlphabet maps the characters of byte-level vocabularies to the bytes that they represent: GPT-2's printable substitutes.
 var (
 	byteToRune [256]rune
 	runeToByte [0x180]int16

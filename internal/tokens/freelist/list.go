@@ -9,8 +9,7 @@ const (
 	waste = 2
 )
 
-// List is a free list of slices that no reader references. The zero value keeps none. It is not
-// safe for concurrent use.
+// List is a free list of slices that no reader references. The zero value keeps none. It is not safe for concurrent use.
 type List[T any] struct {
 	// Limit is the maximum total capacity, in elements, of the slices that are kept.
 	Limit int

@@ -148,8 +148,7 @@ func (d *Dict) put(key, v Value) {
 	d.add(key, v)
 }
 
-// hashMark is the first byte of the hash text of a key that is not a str. It is doubled for a str
-// that starts with the same byte.
+// hashMark is the first byte of the hash text of a key that is not a str. It is doubled for a str that starts with the same byte.
 const hashMark = 0
 
 // hashText maps keys that are equal in Python to the same text: 1, 1.0 and True are the same key.

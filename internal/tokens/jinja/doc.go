@@ -34,8 +34,7 @@
 //     revindex, revindex0.
 //   - Globals: dict, namespace, raise_exception, range, strftime_now.
 //
-// Templates are not trusted: nesting, steps, memory and output are bounded (Env), and a bug in
-// the engine becomes an error.
+// Templates are not trusted: nesting, steps, memory and output are bounded (Env), and a bug in the engine becomes an error.
 //
 // Known difference: a slice of a constant that does not support slicing, such as 1[2:], is an error; Jinja2 folds it to
 // an Undefined at compile time. Letters and cases follow the Unicode version of Go's tables, and strftime the C locale.

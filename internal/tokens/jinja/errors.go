@@ -7,8 +7,7 @@ import (
 
 // Error classes of the engine itself; every other class is a Python exception.
 const (
-	// Unsupported: the template uses a feature that the engine lacks (see the package comment).
-	// Python may be able to render it.
+	// Unsupported: the template uses a feature that the engine lacks (see the package comment). Python may be able to render it.
 	Unsupported = "Unsupported"
 	// internalError is a bug in the engine; tests treat it as a failure.
 	internalError = "InternalError"
@@ -19,8 +18,7 @@ type Error struct {
 	// Class is the name of the Python exception, such as UndefinedError, or one of Unsupported,
 	// ResourceLimit, Stopped and InternalError.
 	Class string
-	// Message equals Python's where clients see it (raise_exception, undefined names); elsewhere
-	// it has the same meaning.
+	// Message equals Python's where clients see it (raise_exception, undefined names); elsewhere it has the same meaning.
 	Message string
 	// Line and Column (in characters, from 1) locate errors of Compile; else they are 0.
 	Line, Column int
@@ -69,8 +67,7 @@ func compileErrorf(class string, at place, format string, args ...any) {
 	panic(err)
 }
 
-// rescue converts what raisef threw to an error. Runtime panics become errors too: a template
-// must never crash the process.
+// rescue converts what raisef threw to an error. Runtime panics become errors too: a template must never crash the process.
 func rescue(err *error) {
 	switch r := recover().(type) {
 	case nil:

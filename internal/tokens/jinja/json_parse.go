@@ -285,8 +285,7 @@ func (p *jsonParser) text() (string, error) {
 	return "", errors.New("invalid control character")
 }
 
-// plainEnd returns the first position at or after i with a quote, a backslash or a control
-// character, or the length of s.
+// plainEnd returns the first position at or after i with a quote, a backslash or a control character, or the length of s.
 func plainEnd(s string, i int) int {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	for ; i+8 <= len(s); i += 8 {
@@ -305,8 +304,7 @@ func plainEnd(s string, i int) int {
 	return i
 }
 
-// quoteEnd estimates where a string with a backslash at i ends: at its closing quote, or earlier
-// if escapes mislead the search.
+// quoteEnd estimates where a string with a backslash at i ends: at its closing quote, or earlier if escapes mislead the search.
 func quoteEnd(s string, i int) int {
 	for from := i; ; {
 		q := strings.IndexByte(s[from:], '"')

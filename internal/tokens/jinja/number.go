@@ -19,8 +19,7 @@ func floatToInt(f float64) (*big.Int, bool) {
 	return n, true
 }
 
-// appendFloat writes f like Python's repr: the shortest digits that round-trip, with an exponent
-// below 1e-4 and from 1e16 on.
+// appendFloat writes f like Python's repr: the shortest digits that round-trip, with an exponent below 1e-4 and from 1e16 on.
 func appendFloat(dst []byte, f float64) []byte {
 	switch {
 	case math.IsNaN(f):

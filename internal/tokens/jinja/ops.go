@@ -243,8 +243,7 @@ func (m *machine) compare(a, b Value, op string, depth int) (c int, ok bool) {
 	return 0, false
 }
 
-// mustHash raises unless v can be a dict key, and charges the copy and the comparisons for
-// storing the key or looking it up.
+// mustHash raises unless v can be a dict key, and charges the copy and the comparisons for storing the key or looking it up.
 func (m *machine) mustHash(v Value) {
 	switch v.kind {
 	case KindString:

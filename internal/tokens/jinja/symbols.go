@@ -108,8 +108,7 @@ func (s *symbols) branch(body []*node) *symbols {
 	return &c
 }
 
-// join merges the branches of an if: a variable that only some of them store falls back to the
-// outer variable or to the context.
+// join merges the branches of an if: a variable that only some of them store falls back to the outer variable or to the context.
 func (s *symbols) join(branches ...*symbols) {
 	before := maps.Clone(s.stores)
 	for _, b := range branches {

@@ -97,6 +97,5 @@ func (t *Template) UndeclaredVariables() []string {
 // valueSize is the size of a Value in a list, in bytes.
 const valueSize = int(unsafe.Sizeof(Value{}))
 
-// dictEntry is the approximate cost of another dict entry, in bytes: the entry, its place in the
-// index, and the growth of both.
+// dictEntry is the approximate cost of another dict entry, in bytes: the entry, its place in the index, and the growth of both.
 const dictEntry = 8 * valueSize

@@ -65,8 +65,7 @@ func Bool(b bool) Value {
 // Int returns a Python int.
 func Int(i int64) Value { return Value{kind: KindInt, n: uint64(i)} }
 
-// BigInt returns the Python int with this decimal representation, which may have a sign;
-// Undefined if it is not such a number.
+// BigInt returns the Python int with this decimal representation, which may have a sign; Undefined if it is not such a number.
 func BigInt(decimal string) Value {
 	b, ok := new(big.Int).SetString(decimal, 10)
 	if !ok {

@@ -42,16 +42,14 @@ type cacheRule struct {
 	use func(r *body.Request) (CacheUse, bool)
 }
 
-// vllmCacheRules are those of vLLM 0.32. SamplingParams.__post_init__ (vllm/sampling_params.py)
-// sets skip_reading_prefix_cache, unless the request does, if there are prompt_logprobs (0
-// included) or prompt_logprob_token_ids. Then KVCacheManager.get_computed_blocks
-// (v1/core/kv_cache_manager.py) returns no block, and Scheduler.schedule
-// (v1/core/sched/scheduler.py) ignores what the KV connector found. allocate_slots does not look
-// at it: the prompt is cached. PoolingParams sets it too, for the tasks token_embed,
-// token_classify and plugin: /v1/embeddings and /classify have other tasks, which read the cache. The requests for responses and messages have no such field.
+// vllmCacheRules are those of vLLM 0.32. SamplingParams.__post_init__ (vllm/sampling_params.py) sets skip_reading_prefix_cache,
+// unless the request does, if there are prompt_logprobs (0 included) or prompt_logprob_token_ids. Then
+// KVCacheManager.get_computed_blocks (v1/core/kv_cache_manager.py) returns no block, and Scheduler.schedule
+// (v1/core/sched/scheduler.py) ignores what the KV connector found. allocate_slots does not look at it: the prompt is cached.
+// PoolingParams sets it too, for the tasks token_embed, token_classify and plugin: /v1/embeddings and /classify have other tasks,
+// which read the cache. The requests for responses and messages have no such field.
 var vllmCacheRules = []cacheRule{
-	// CompletionRequest.to_sampling_params (entrypoints/openai/completion/protocol.py): with echo,
-	// logprobs are prompt_logprobs.
+	// CompletionRequest.to_sampling_params (entrypoints/openai/completion/protocol.py): with echo, logprobs are prompt_logprobs.
 	{body.Completions, func(r *body.Request) (CacheUse, bool) {
 		return vllmUnread, !beams(r) && (r.Has(body.FieldPromptLogprobs) || isTrue(r, body.FieldEcho) && r.Has(body.FieldLogprobs))
 	}},
@@ -89,8 +87,7 @@ var sglangCacheRules = []cacheRule{
 		n, ok := laxInt(r.Raw(body.FieldLogprobs))
 		return CacheUse{}, ok && n != 0 && isTrue(r, body.FieldEcho)
 	}},
-	// GenerateReqInput._normalize_logprob_params (managers/io_struct.py): each is a value or a list
-	// with one per prompt.
+	// GenerateReqInput._normalize_logprob_params (managers/io_struct.py): each is a value or a list with one per prompt.
 	{body.Generate, func(r *body.Request) (CacheUse, bool) {
 		wanted, _ := laxBool(body.FirstItem(r.Raw(body.FieldReturnLogprob)))
 		n, ok := laxInt(body.FirstItem(r.Raw(body.FieldLogprobStartLen)))

@@ -7,9 +7,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// continueTag is the tag with which transformers' apply_chat_template continues the final message
-// (utils/chat_template_utils.py): it appends the tag to the message's text, renders the prompt
-// and cuts it where the tag appears.
+// continueTag is the tag with which transformers' apply_chat_template continues the final message (utils/chat_template_utils.py):
+// it appends the tag to the message's text, renders the prompt and cuts it where the tag appears.
 const continueTag = "CONTINUE_FINAL_MESSAGE_TAG "
 
 // markContinued appends the tag to the text of the last message and returns the original text.

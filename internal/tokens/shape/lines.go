@@ -15,10 +15,9 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// The three functions here implement the commands `kvlane tokenize` and `kvlane render`. They
-// read one JSON object per line and write one per line, in the same order. A line that cannot be
-// served, including an empty one, yields {"error": "..."} and processing continues; only read and
-// write errors stop it. At the end, a *LinesError counts the failed lines.
+// The three functions here implement the commands `kvlane tokenize` and `kvlane render`. They read one JSON object per line and
+// write one per line, in the same order. A line that cannot be served, including an empty one, yields {"error": "..."} and
+// processing continues; only read and write errors stop it. At the end, a *LinesError counts the failed lines.
 
 // TokenizeLines answers {"text": "..."} with {"ids": [...]}.
 func TokenizeLines(r io.Reader, w io.Writer, tok *bpe.Tokenizer, addSpecial bool) error {

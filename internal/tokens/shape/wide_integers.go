@@ -50,8 +50,7 @@ func endOfString(text []byte, i int) int {
 	}
 }
 
-// endOfNumber returns the end of the number that starts at i. whole reports that it has neither a
-// fraction nor an exponent.
+// endOfNumber returns the end of the number that starts at i. whole reports that it has neither a fraction nor an exponent.
 func endOfNumber(text []byte, i int) (end int, whole bool) {
 	whole = true
 	for i++; i < len(text); i++ {
