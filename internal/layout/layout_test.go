@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83355
+	totalLimit = 83330
 	totalGoal  = 62000
 )
 
@@ -34,7 +34,7 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 21735, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28886, 22000, []string{"internal/tokens"}},
+	{"tokens", 28861, 22000, []string{"internal/tokens"}},
 	{"fleet", 4714, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1657, 1300, []string{"internal/observe"}},
 	{"decide", 3165, 1700, []string{"internal/decide"}},

@@ -92,10 +92,10 @@ func responsesChat(in input) (fields *jinja.Dict, partial string, err error) {
 		if !ok {
 			return nil, "", refuse("tools: input should be a valid dictionary")
 		}
-		if kind := textAt(d, "type"); kind != "function" {
+		if kind := textAt(d, "type"); in.profile != profiles[VLLM] && kind != "function" {
 			return nil, "tools that the engine runs itself change the prompt", nil
 		}
-		functions = append(functions, functionTool(d, member(d, "parameters")))
+		functions = append(functions, shownTools(d)...)
 	}
 	if functions != nil {
 		fields.Set("tools", jinja.List(functions))
@@ -147,7 +147,10 @@ func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {
 			name = space + "__" + name
 		}
 		return appendCall(list, functionCall(text("call_id"), name, text("arguments"))), nil
-	case "function_call_output":
+	case "custom_tool_call":
+		said, err := jinja.AppendJSON(nil, object(kv{"input", jinja.String(text("input"))}), jinja.JSONOptions{})
+		return appendCall(list, functionCall(text("call_id"), text("name"), string(said))), err
+	case "function_call_output", "custom_tool_call_output":
 		msg := chatMessage(roleTool, member(item, "output"))
 		msg.Set("tool_call_id", jinja.String(text("call_id")))
 		return append(list, jinja.FromDict(msg)), nil
@@ -157,6 +160,30 @@ func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {
 		return nil, refuse("input.type: unsupported item type '%s'", kind)
 	}
 }
+
+// shownTools returns the functions by which vLLM shows a tool to the model: those of a namespace with longer names, a custom tool
+// as a function of one text, and no tool that the engine runs itself (vllm/tool_parsers/utils.py).
+func shownTools(tool *jinja.Dict) (list []jinja.Value) {
+	switch textAt(tool, "type") {
+	case "function":
+		return []jinja.Value{functionTool(tool, member(tool, "parameters"))}
+	case "custom":
+		return []jinja.Value{functionTool(tool, customParameters)}
+	case "namespace":
+		inner, _ := member(tool, "tools").AsList()
+		for i := range inner {
+			if f, _ := inner[i].AsDict(); textAt(f, "type") == "function" {
+				f = f.Clone()
+				f.Set("name", jinja.String(textAt(tool, "name")+"__"+textAt(f, "name")))
+				list = append(list, functionTool(f, member(f, "parameters")))
+			}
+		}
+	}
+	return list
+}
+
+var customParameters, _ = jinja.ParseJSON([]byte(`{"type": "object", "properties": {"input": {"type": "string", "description": ` +
+	`"The freeform text payload for this tool."}}, "required": ["input"], "additionalProperties": false}`))
 
 // unfinished reports whether the last item is a message or a thought that the model continues.
 func unfinished(input jinja.Value) bool {

@@ -18,7 +18,8 @@ import (
 // with fields whose types or values differ from what the engines declare.
 const maxRefusals = 420
 
-// TestGeneratedRequests runs generated bodies (e2e/engines/bodies.py) that were recorded with the
+// TestGeneratedRequests runs generated bodies (e2e/engines/bodies.py; "tools" are custom tools, namespaces and tools that an
+// engine runs itself, and their calls) that were recorded with the
 // answers of stock vLLM 0.32.0 and SGLang 0.5.23: the ids, their number, or the refusal. Where
 // the engine answered, Kvlane computes the same ids. The engines ran with the Qwen3 tokenizer, a
 // context of 1,024 tokens, a tool-call parser (vLLM) and --trust-request-chat-template.
@@ -28,7 +29,8 @@ func TestGeneratedRequests(t *testing.T) {
 		t.Fatalf("%d recordings, %v", len(files), err)
 	}
 	paths := map[string]body.API{"chat": body.Chat, "completions": body.Completions, "tokenize": body.Tokenize, "messages": body.Messages,
-		"count_tokens": body.CountTokens, "responses": body.Responses}
+		"count_tokens": body.CountTokens, "responses": body.Responses,
+		"responses_tools": body.Responses}
 	answered, refused, taken := 0, 0, 0
 	for _, file := range files {
 		name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "requests_"), ".jsonl.gz")
