@@ -124,34 +124,36 @@ func accessTo(t *testing.T, api http.Handler) string {
 func TestPrioritiesOfTheClusterReachDecisions(t *testing.T) {
 	api := &pools{objectives: `{"metadata": {"name": "batch", "namespace": "ns"}, "spec": {"priority": -3, "poolRef": {"name": "llm"}}}`}
 	for _, trusted := range []bool{true, false} {
-		s, admin, _ := started(t, fmt.Sprintf(`routing: {trust_objectives: %v}
+		t.Run(fmt.Sprint("trusted ", trusted), func(t *testing.T) { // one at a time: the logger of client-go is the process's
+			s, admin, _ := started(t, fmt.Sprintf(`routing: {trust_objectives: %v}
 workers:
   health: {every: 0}
   static: [{name: a, address: "127.0.0.1:9"}]
   kubernetes: {selector: {app: x}, ports: [8000], namespace: ns, kubeconfig: %q, never_ask: true, objectives: [llm-d.ai]}
 `, trusted, accessTo(t, api)))
-		until(t, admin+"/metrics", func(_ int, body string) bool { return strings.Contains(body, "\nkvlane_objectives 1\n") })
-		until(t, admin+"/readyz", func(status int, _ string) bool { return status == http.StatusOK })
-		resp, err := http.Post(admin+"/debug/record?n=9", "", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp.Body.Close()
-		for id, want := range map[string]int{"batch": -3, "unknown": 0} {
-			d := s.decider.Decide(t.Context(), &extproc.Request{ID: id, Method: "POST", Path: "/v1/completions", Received: time.Now(),
-				Headers: []extproc.Header{{Name: "x-llm-d-inference-objective", Value: id}}, Body: []byte(`{"model": "m", "prompt": "Hello"}`)})
-			if d.Reject != nil {
-				t.Fatalf("%s: refused: %+v", id, d.Reject)
+			until(t, admin+"/metrics", func(_ int, body string) bool { return strings.Contains(body, "\nkvlane_objectives 1\n") })
+			until(t, admin+"/readyz", func(status int, _ string) bool { return status == http.StatusOK })
+			resp, err := http.Post(admin+"/debug/record?n=9", "", nil)
+			if err != nil {
+				t.Fatal(err)
 			}
-			if !trusted {
-				want = 0
+			resp.Body.Close()
+			for id, want := range map[string]int{"batch": -3, "unknown": 0} {
+				d := s.decider.Decide(t.Context(), &extproc.Request{ID: id, Method: "POST", Path: "/v1/completions", Received: time.Now(),
+					Headers: []extproc.Header{{Name: "x-llm-d-inference-objective", Value: id}}, Body: []byte(`{"model": "m", "prompt": "Hello"}`)})
+				if d.Reject != nil {
+					t.Fatalf("%s: refused: %+v", id, d.Reject)
+				}
+				if !trusted {
+					want = 0
+				}
+				var recorded routing.Decision
+				_, text := page(t, admin+"/debug/decisions/"+id+"/export")
+				if err := json.Unmarshal([]byte(text), &recorded); err != nil || recorded.Query.ID != id || recorded.Query.Priority != want {
+					t.Errorf("trusted %v, %s: got %v, %s, want priority %d", trusted, id, err, text, want)
+				}
 			}
-			var recorded routing.Decision
-			_, text := page(t, admin+"/debug/decisions/"+id+"/export")
-			if err := json.Unmarshal([]byte(text), &recorded); err != nil || recorded.Query.ID != id || recorded.Query.Priority != want {
-				t.Errorf("trusted %v, %s: got %v, %s, want priority %d", trusted, id, err, text, want)
-			}
-		}
+		})
 	}
 }
 
