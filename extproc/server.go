@@ -28,10 +28,11 @@ type Server struct {
 	drainOnce sync.Once
 	drain     chan struct{} // closed when draining starts
 
-	mu     sync.Mutex
-	open   int // streams
-	opened int // streams ever opened, to see that none came during a pause
-	change chan struct{}
+	mu             sync.Mutex
+	serving, alive bool
+	open           int // streams
+	opened         int // streams ever opened, to see that none came during a pause
+	change         chan struct{}
 }
 
 // serviceName is the ext_proc service, also used as a name in health checks.
@@ -56,8 +57,7 @@ func NewServer(o Options, h Handler) *Server {
 		drain:    make(chan struct{}),
 		change:   make(chan struct{}, 1),
 	}
-	s.health.SetServingStatus(livenessName, grpc_health_v1.HealthCheckResponse_SERVING)
-	s.SetServing(false)
+	s.SetAlive(true)
 	return s
 }
 
@@ -91,14 +91,20 @@ func (s *Server) RegisterHealth(g grpc.ServiceRegistrar) {
 	grpc_health_v1.RegisterHealthServer(g, s.health)
 }
 
-// SetServing sets the status that health checks report.
-func (s *Server) SetServing(ok bool) {
-	st := grpc_health_v1.HealthCheckResponse_NOT_SERVING
-	if ok {
-		st = grpc_health_v1.HealthCheckResponse_SERVING
-	}
+// SetServing sets whether health checks report readiness.
+func (s *Server) SetServing(ok bool) { s.report(&s.serving, ok) }
+
+// SetAlive sets whether health checks report liveness, which a new server does. A server that is not alive is not ready.
+func (s *Server) SetAlive(ok bool) { s.report(&s.alive, ok) }
+
+func (s *Server) report(flag *bool, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*flag = ok
+	status := map[bool]grpc_health_v1.HealthCheckResponse_ServingStatus{true: grpc_health_v1.HealthCheckResponse_SERVING, false: grpc_health_v1.HealthCheckResponse_NOT_SERVING}
+	s.health.SetServingStatus(livenessName, status[s.alive])
 	for _, n := range readyNames {
-		s.health.SetServingStatus(n, st)
+		s.health.SetServingStatus(n, status[s.alive && s.serving])
 	}
 }
 

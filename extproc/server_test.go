@@ -412,15 +412,16 @@ func TestManyStreams(t *testing.T) {
 func TestHealthNames(t *testing.T) {
 	b := newBed(t, Options{}, &recorder{})
 	hc := grpc_health_v1.NewHealthClient(b.conn)
-	for _, serving := range []bool{false, true} {
-		b.srv.SetServing(serving)
+	for _, c := range []struct{ serving, alive bool }{{false, true}, {true, true}, {true, false}, {true, true}} {
+		b.srv.SetServing(c.serving)
+		b.srv.SetAlive(c.alive)
 		for _, name := range []string{"", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "inference-extension"} {
 			r, err := hc.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: name})
 			if err != nil {
 				t.Fatalf("%q: %v", name, err)
 			}
-			if ok := r.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING; ok != (serving || name == "liveness") {
-				t.Errorf("%q: %v while serving is %v", name, r.GetStatus(), serving)
+			if ok := r.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING; ok != (c.alive && (c.serving || name == "liveness")) {
+				t.Errorf("%q: got %v while %+v", name, r.GetStatus(), c)
 			}
 		}
 	}

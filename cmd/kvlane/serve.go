@@ -33,7 +33,9 @@ import (
 	"github.com/kvlane/kvlane/internal/steering"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/internal/workers/kube"
+	"github.com/kvlane/kvlane/kvindex"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
+	"github.com/kvlane/kvlane/routing"
 )
 
 // warmUp bounds how long readiness waits for the feeds' first synchronisation.
@@ -115,6 +117,7 @@ type service struct {
 	kube     *kubernetes // nil without Kubernetes
 	draining atomic.Bool
 	open     atomic.Bool    // the socket for Envoy
+	hung     atomic.Bool    // see watchLocks
 	warm     atomic.Bool    // a peer's index was copied, or there is none to copy; started does not change afterwards
 	peers    *peers.Server  // nil without peers
 	replicas *replicas.Node // nil if this replica routes alone
@@ -225,6 +228,7 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	}
 	s.wg.Go(func() { s.becomeReady(background) })
 	s.wg.Go(func() { s.decider.KeepAwake(background) })
+	s.wg.Go(func() { s.watchLocks(background, time.Second) })
 	return s, nil
 }
 
@@ -390,13 +394,16 @@ func (s *service) serve(name string, run func() error) {
 func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, EnableOpenMetrics: true}))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if why := s.notReady(); why != "" {
+	state := func(w http.ResponseWriter, why string) {
+		if why != "" {
 			http.Error(w, why, http.StatusServiceUnavailable)
 		} else {
 			fmt.Fprintln(w, "ok")
 		}
+	}
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { state(w, s.notAlive()) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		state(w, s.notReady())
 		observe.WriteWarnings(w, s.warnings())
 	})
 	mux.Handle("GET /debug/config", readable(tokenFile, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -457,6 +464,9 @@ func (s *service) warnings() (list []observe.Warning) {
 // socket for Envoy is open; every pool was looked up, at least one exists, and the pods of existing pools are known,
 // without a time limit; then, for at most warmUp, every worker was checked once and every feed caught up.
 func (s *service) notReady() string {
+	if why := s.notAlive(); why != "" {
+		return why
+	}
 	if !s.warm.Load() {
 		return "the index is being taken from a peer"
 	}
@@ -489,6 +499,50 @@ func (s *service) notReady() string {
 		return "workers are being checked"
 	}
 	return s.decider.Fleet().Syncing()
+}
+
+// hungAfter is how many ticks of watchLocks a decision may wait for a lock before the process counts as hung. Locks are held for
+// microseconds. A process that was stopped and continues has not waited.
+const hungAfter = 5
+
+// watchLocks looks at every tick whether the router and the index can be used. If they cannot, health checks fail, so that
+// Envoy routes without Kvlane, and Kubernetes restarts it.
+func (s *service) watchLocks(ctx context.Context, every time.Duration) {
+	var matches kvindex.Matches
+	passed := make(chan bool, 1)
+	passed <- true
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for missed := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		select {
+		case <-passed:
+			missed = 0
+			go func() {
+				s.decider.Update(func(*routing.Router, time.Duration) {})
+				s.decider.Fleet().Index().Match([]kvindex.Hash{1}, &matches)
+				passed <- true
+			}()
+		default:
+			missed++
+		}
+		if hung := missed >= hungAfter; s.hung.Swap(hung) != hung {
+			s.server.SetAlive(!hung)
+			s.log.Error().Bool("hung", hung).Msg("decisions wait for a lock: take /debug/pprof/goroutine?debug=2 before the restart")
+		}
+	}
+}
+
+// notAlive returns why the process should be restarted, "" if it should not.
+func (s *service) notAlive() string {
+	if s.hung.Load() {
+		return "decisions have waited for a lock for seconds"
+	}
+	return ""
 }
 
 // becomeReady sets the gRPC health status when the service becomes ready.

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83330
+	totalLimit = 83384
 	totalGoal  = 62000
 )
 
@@ -33,14 +33,14 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21735, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 21741, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28861, 22000, []string{"internal/tokens"}},
 	{"fleet", 4714, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1657, 1300, []string{"internal/observe"}},
 	{"decide", 3165, 1700, []string{"internal/decide"}},
 	{"replicas", 2475, 2200, []string{"internal/replicas"}},
 	{"lab", 11649, 11700, []string{"internal/lab"}},
-	{"rim", 9072, 6000, []string{
+	{"rim", 9124, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
