@@ -7,6 +7,7 @@ special tokens only.
 import base64
 import json
 import pathlib
+import re
 import struct
 import sys
 
@@ -25,6 +26,7 @@ def mistral(name, target):
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
     data = pathlib.Path(mistral_common.__file__).parent / "data"
     version = name.rpartition("_")[2]
+    words = []
     if name in MISTRAL:
         (target / f"tokenizer.model.{version}").write_bytes((data / MISTRAL[name]).read_bytes())
     else:
@@ -36,9 +38,11 @@ def mistral(name, target):
         if version == "v15":
             file["model_settings_builder"] = {"reasoning_effort": {"type": "enum", "values": ["none", "high"], "accepts_none": True, "default": "none"}}
         (target / "tekken.json").write_text(json.dumps(file))
+        words = [1000 + t["rank"] for t in file["vocab"][:100000] if re.fullmatch(rb" [a-z]{3,}", base64.b64decode(t["token_bytes"]))]
     (target / "consolidated.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
     config = transformers.MistralConfig(**SHAPE, vocab_size=131072).to_dict() | {"architectures": ["MistralForCausalLM"]}
     (target / "config.json").write_text(json.dumps(config))
+    return words
 
 
 INKLING = [f"<|{name}|>" for name in """message_user message_model message_system message_tool content_text content_image content_model_end_sampling
@@ -48,6 +52,7 @@ SHAPE = dict(num_hidden_layers=2, hidden_size=64, num_attention_heads=2, num_key
 
 
 def main(tokenizer, target):
+    """Write the folder, and return the ids of plain words."""
     tokenizer, target = pathlib.Path(tokenizer), pathlib.Path(target)
     target.mkdir(parents=True, exist_ok=True)
     if tokenizer.name.startswith("mistral_v") or tokenizer.name.startswith("mistral_tekken"):
@@ -73,6 +78,7 @@ def main(tokenizer, target):
     else:  # the encoder is chosen by --tokenizer-mode
         config = transformers.Qwen3Config(**SHAPE, vocab_size=129280).to_dict() | {"architectures": ["Qwen3ForCausalLM"]}
     (target / "config.json").write_text(json.dumps(config))
+    return [i for token, i in vocabulary.items() if re.fullmatch("\u0120[a-z]{3,}", token)]
 
 
 def tiktoken_file(vocabulary, path):

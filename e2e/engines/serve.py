@@ -1,6 +1,6 @@
 """Become a real engine on this CPU: serve.py ENGINE --tokenizer FOLDER --work FOLDER --port N --events N --replay N [...]
 
-Run by the engine's own Python. Makes the tiny model if it is not there, prints nothing, and turns into the engine, so that
+Run by the engine's own Python. Makes the tiny model if it, as its recipe is now, is not there, prints nothing, and turns into the engine, so that
 whoever started this process has the engine as its child. Arguments after -- go to the engine.
 """
 import argparse
@@ -22,7 +22,7 @@ parser.add_argument("--events", type=int, help="KV events of rank N come at port
 parser.add_argument("--replay", type=int)
 parser.add_argument("--ranks", type=int, default=2)
 parser.add_argument("--blocks", type=int, default=64, help="blocks, or pages, of a rank")
-parser.add_argument("--model", default="qwen3", help="kind of tiny model; dummy: without weights, a model of encoder_models.py (vLLM)")
+parser.add_argument("--model", default="qwen3", help="kind of tiny model; dummy, encoded: a model of encoder_models.py without and with weights (vLLM)")
 parser.add_argument("--template", help="file of a chat template instead of the tokenizer's")
 parser.add_argument("--adapters", nargs="*", default=[], help="names of LoRA adapters (vLLM)")
 parser.add_argument("--context", type=int, default=1024)
@@ -35,17 +35,22 @@ options, further = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1:]
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1", OMP_NUM_THREADS="1")
-mixed = options.model == "qwen3"
-name = pathlib.Path(options.tokenizer).name + "-" + options.model + ("-mixed" if mixed else "")
+mixed = options.model in ("qwen3", "encoded")
+name = pathlib.Path(options.tokenizer).name + "-" + options.model
 if options.template:
     name += "-" + pathlib.Path(options.template).stem
 if options.adapters:
     name += "-" + "-".join(options.adapters)
 model = pathlib.Path(options.work).resolve() / name
-if options.model == "dummy":
-    encoder_models.main(options.tokenizer, model)
+if options.model in ("dummy", "encoded"):
+    def folder():
+        words = encoder_models.main(options.tokenizer, model)
+        if mixed:
+            tiny_model.fill(model, words)
+
+    tiny_model.once(model, tiny_model.recipe(options.tokenizer, options.model), folder)
     os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(model)
-    further += ["--load-format", "dummy"]
+    further += ["--load-format", "safetensors" if mixed else "dummy"]
 else:
     tiny_model.make(options.tokenizer, model, options.model, options.template, options.adapters)
 

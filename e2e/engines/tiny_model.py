@@ -1,8 +1,13 @@
 """A model that fits a CPU: a real tokenizer around a few random layers."""
+import contextlib
+import fcntl
 import gzip
+import hashlib
+import importlib.metadata
 import json
 import pathlib
 import re
+import shutil
 
 
 PICTURES = """{% for m in messages %}<|im_start|>{{ m.role }}
@@ -21,16 +26,41 @@ def text(folder, name):
     return gzip.open(packed, "rt").read() if packed.exists() else None
 
 
+def recipe(tokenizer, *more):
+    """What a folder is made of: these programs, the tokenizer's files, the packages that write it, and more."""
+    tokenizer, own = pathlib.Path(tokenizer), pathlib.Path(__file__).parent
+    parts = [tokenizer.name, *map(str, more), *((own / name).read_text() for name in ("tiny_model.py", "encoder_models.py"))]
+    parts += [text(tokenizer, name) or "" for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
+    for package in ("torch", "transformers", "mistral_common"):
+        parts += [package, *(found.version for found in importlib.metadata.distributions(name=package))]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def once(target, wanted, write):
+    """Fill the folder by write(), unless a finished one of the same recipe is there. Engines that start together wait."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    mark = target / "recipe"
+    with contextlib.closing(open(f"{target}.lock", "w")) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if mark.exists() and mark.read_text() == wanted:
+            return
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+        write()
+        mark.write_text(wanted)
+
+
 def make(tokenizer, target, kind="qwen3", template=None, adapters=()):
-    """Write the model once; a finished one stays. The weights are seeded: greedy answers repeat, and with untied embeddings
-    they depend on the whole context (mix)."""
-    if (target / "model.safetensors").exists():
-        return
+    """Write the model; a finished one of the same recipe stays. The weights are seeded: greedy answers repeat, and with untied
+    embeddings they depend on the whole context (mix)."""
+    wanted = recipe(tokenizer, kind, pathlib.Path(template).read_text() if template else None, adapters)
+    once(target, wanted, lambda: write(pathlib.Path(tokenizer), target, kind, template, adapters))
+
+
+def write(tokenizer, target, kind, template, adapters):
     import torch
     import transformers
 
-    tokenizer = pathlib.Path(tokenizer)
-    target.mkdir(parents=True, exist_ok=True)
     vocabulary = json.loads(text(tokenizer, "tokenizer.json"))
     config = json.loads(text(tokenizer, "tokenizer_config.json"))
     if template:
@@ -85,28 +115,40 @@ def make(tokenizer, target, kind="qwen3", template=None, adapters=()):
     else:
         model = transformers.AutoModelForCausalLM.from_config(configs[kind]()).to(torch.bfloat16)
         if kind == "qwen3":
-            model = mix(model, vocabulary["model"]["vocab"])
+            words = [i for token, i in vocabulary["model"]["vocab"].items() if re.fullmatch("\u0120[a-z]{3,}", token)]
+            model = mix(model, words)
     for seed, name in enumerate(adapters):
         adapter(model, target, target / f"adapter-{name}", seed)
     model.save_pretrained(target)
 
 
-def mix(model, vocabulary):
+def fill(target, words):
+    """Put weights into a folder that has its configuration, for which answers are of these tokens and depend on the context."""
+    import torch
+    import transformers
+
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(target))
+    mix(model, words).save_pretrained(target)
+
+
+def mix(model, words):
     """Return the model in float32, with weights for which its answers depend on every block of the context: attention
-    picks few tokens, and what it adds outweighs the last token's embedding. Answers are plain words. In bfloat16 rounding
+    picks few tokens, and what it adds outweighs the last token's embedding. Answers are these tokens. In bfloat16 rounding
     would decide between words, so that two computations of one prompt differed."""
     import torch
 
-    factors = {"embed_tokens": 0.1, "o_proj": 4, "q_norm": 3}
-    words = torch.zeros(model.config.vocab_size, 1)
-    words[[i for text, i in vocabulary.items() if re.fullmatch("\u0120[a-z]{3,}", text)]] = 1
+    normed = any("q_norm" in name for name, _ in model.named_parameters())
+    factors = {"embed_tokens": 0.1, "o_proj": 4, "q_norm" if normed else "q_proj": 3}
+    said = torch.zeros(model.config.vocab_size, 1)
+    said[words] = 1
     model = model.float()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2:
                 weight.normal_(0, weight.shape[1] ** -0.5)
             weight.mul_(factors.get(name.split(".")[-2], 1))
-        model.lm_head.weight.mul_(words)
+        model.lm_head.weight.mul_(said)
     return model
 
 
