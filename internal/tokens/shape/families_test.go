@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 
@@ -25,6 +26,7 @@ type family struct {
 	architecture string   // of config.json
 	files        []string // others that decide
 	vllm, sglang string   // how chats are treated
+	recorded     []string // recordings of vLLM's and SGLang's chats below testdata, for those that are exact
 }
 
 const (
@@ -34,31 +36,31 @@ const (
 )
 
 var families = []family{
-	{"gpt-oss", "gpt_oss", "GptOssForCausalLM", nil, exact, template},
-	{"DeepSeek-V3.2", "deepseek_v32", "DeepseekV32ForCausalLM", nil, exact, exact},
-	{"DeepSeek-V4, text", "deepseek_v4", "DeepseekV4ForCausalLM", nil, exact, byLoad},
-	{"DeepSeek-V4 with images", "deepseek_v4", "DeepseekV4ForConditionalGeneration", nil, exact + " up to the first image", byLoad},
-	{"DeepSeek-V4.1", "deepseek_v41", "DeepseekV41ForCausalLM", nil, exact, byLoad},
-	{"Kimi K3", "kimi_k3", "KimiK3ForConditionalGeneration", nil, byLoad, byLoad},
-	{"Kimi K3, text", "kimi_k3", "KimiK3LinearForCausalLM", nil, "not served", byLoad},
-	{"Kimi-Audio", "kimi_audio", "MoonshotKimiaForCausalLM", nil, byLoad, template},
-	{"Inkling, text", "inkling", "InklingForCausalLM", nil, exact, "not served"},
-	{"Inkling", "inkling", "InklingForConditionalGeneration", nil, exact + " up to the first medium", byLoad},
-	{"Mistral in its own format", "mistral", "MistralForCausalLM", []string{"tekken.json", "consolidated.safetensors"}, exact + " up to the first medium", template},
-	{"Mistral in Hugging Face's format", "mistral", "MistralForCausalLM", []string{"tekken.json"}, template, template},
-	{"Cohere", "cohere2", "Cohere2ForCausalLM", nil, template, template},
-	{"DeepSeek-OCR", "deepseek-ocr", "DeepseekOCRForCausalLM", nil, template, byLoad},
-	{"DeepSeek-VL2", "deepseek_vl_v2", "DeepseekVL2ForCausalLM", nil, "not served", byLoad},
-	{"InternVL", "internvl_chat", "InternVLChatModel", nil, template, byLoad},
-	{"Janus", "multi_modality", "MultiModalityCausalLM", nil, "not served", byLoad},
-	{"MiniCPM-o", "minicpmo", "MiniCPMO", nil, template, byLoad},
-	{"MiniCPM-V up to 4.5", "minicpmv", "MiniCPMV", nil, template, byLoad},
-	{"MOSS-VL", "moss_vl", "MossVLForConditionalGeneration", nil, "not served", byLoad},
-	{"PaddleOCR-VL", "paddleocr_vl", "PaddleOCRVLForConditionalGeneration", nil, template, byLoad},
-	{"Phi-4-multimodal", "phi4mm", "Phi4MMForCausalLM", nil, template, byLoad},
-	{"Unlimited-OCR", "unlimited-ocr", "UnlimitedOCRForCausalLM", nil, template, byLoad},
-	{"Whisper", "whisper", "WhisperForConditionalGeneration", nil, template, byLoad},
-	{"Kimi K2", "kimi_k2", "DeepseekV3ForCausalLM", nil, template, template},
+	{"gpt-oss", "gpt_oss", "GptOssForCausalLM", nil, exact, template, []string{"encoders/harmony"}},
+	{"DeepSeek-V3.2", "deepseek_v32", "DeepseekV32ForCausalLM", nil, exact, exact, []string{"encoders/deepseek_v32", "sglang/sglang_dsv32_conversations"}},
+	{"DeepSeek-V4, text", "deepseek_v4", "DeepseekV4ForCausalLM", nil, exact, byLoad, []string{"encoders/deepseek_v4"}},
+	{"DeepSeek-V4 with images", "deepseek_v4", "DeepseekV4ForConditionalGeneration", nil, exact + " up to the first image", byLoad, []string{"encoders/deepseek_v4"}},
+	{"DeepSeek-V4.1", "deepseek_v41", "DeepseekV41ForCausalLM", nil, exact, byLoad, []string{"encoders/deepseek_v41"}},
+	{"Kimi K3", "kimi_k3", "KimiK3ForConditionalGeneration", nil, byLoad, byLoad, nil},
+	{"Kimi K3, text", "kimi_k3", "KimiK3LinearForCausalLM", nil, "not served", byLoad, nil},
+	{"Kimi-Audio", "kimi_audio", "MoonshotKimiaForCausalLM", nil, byLoad, template, nil},
+	{"Inkling, text", "inkling", "InklingForCausalLM", nil, exact, "not served", []string{"encoders/inkling"}},
+	{"Inkling", "inkling", "InklingForConditionalGeneration", nil, exact + " up to the first medium", byLoad, []string{"encoders/inkling"}},
+	{"Mistral in its own format", "mistral", "MistralForCausalLM", []string{"tekken.json", "consolidated.safetensors"}, exact + " up to the first medium", template, []string{"encoders/mistral_v3", "encoders/mistral_tekken_v13"}},
+	{"Mistral in Hugging Face's format", "mistral", "MistralForCausalLM", []string{"tekken.json"}, template, template, nil},
+	{"Cohere", "cohere2", "Cohere2ForCausalLM", nil, template, template, nil},
+	{"DeepSeek-OCR", "deepseek-ocr", "DeepseekOCRForCausalLM", nil, template, byLoad, nil},
+	{"DeepSeek-VL2", "deepseek_vl_v2", "DeepseekVL2ForCausalLM", nil, "not served", byLoad, nil},
+	{"InternVL", "internvl_chat", "InternVLChatModel", nil, template, byLoad, nil},
+	{"Janus", "multi_modality", "MultiModalityCausalLM", nil, "not served", byLoad, nil},
+	{"MiniCPM-o", "minicpmo", "MiniCPMO", nil, template, byLoad, nil},
+	{"MiniCPM-V up to 4.5", "minicpmv", "MiniCPMV", nil, template, byLoad, nil},
+	{"MOSS-VL", "moss_vl", "MossVLForConditionalGeneration", nil, "not served", byLoad, nil},
+	{"PaddleOCR-VL", "paddleocr_vl", "PaddleOCRVLForConditionalGeneration", nil, template, byLoad, nil},
+	{"Phi-4-multimodal", "phi4mm", "Phi4MMForCausalLM", nil, template, byLoad, nil},
+	{"Unlimited-OCR", "unlimited-ocr", "UnlimitedOCRForCausalLM", nil, template, byLoad, nil},
+	{"Whisper", "whisper", "WhisperForConditionalGeneration", nil, template, byLoad, nil},
+	{"Kimi K2", "kimi_k2", "DeepseekV3ForCausalLM", nil, template, template, nil},
 }
 
 // A mode is how an engine makes prompts of chats: a name of vLLM's registries of renderers and tokenizers, or of what SGLang
@@ -90,19 +92,15 @@ var modes = []mode{
 // registries are the lists of testdata/modes.txt, with the engine under which modes has their names.
 var registries = map[string]string{"vllm-renderer": "vLLM", "vllm-tokenizer": "vLLM", "sglang-encoding": "SGLang"}
 
-// TestModes: docs/models.md has a row for each mode, each name of the engines' registries is a mode, and what an engine chooses
-// by architecture or model type is a family.
+// TestModes: docs/models.md lists the modes, each name of the engines' registries is a mode, and what an engine chooses by
+// architecture or model type is a family.
 func TestModes(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../../docs/models.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	table := "| engine | mode | used for | chats |\n|---|---|---|---|\n"
 	for _, m := range modes {
-		if row := fmt.Sprintf("| %s | `%s` | %s | %s |\n", m.registry, m.name, m.when, m.treated); !strings.Contains(string(page), row) {
-			t.Errorf("docs/models.md lacks the row %s", row)
-		}
+		table += fmt.Sprintf("| %s | `%s` | %s | %s |\n", m.registry, m.name, m.when, m.treated)
 	}
+	comparePage(t, "TestModes", table)
 	list, err := os.ReadFile("testdata/modes.txt")
 	if err != nil {
 		t.Fatal(err)
@@ -179,21 +177,57 @@ func TestRegistriesLive(t *testing.T) {
 	}
 }
 
-var updatePage = flag.Bool("update", false, "write the architectures of docs/models.md")
+var (
+	updatePage = flag.Bool("update", false, "write the tables of docs/models.md")
+	pageLock   sync.Mutex
+)
 
-// TestFamilies: each family is treated as docs/models.md says.
-func TestFamilies(t *testing.T) {
-	t.Parallel()
-	page, err := os.ReadFile("../../../docs/models.md")
+// comparePage compares the part of docs/models.md that a test writes with -update.
+func comparePage(t *testing.T, test, want string) {
+	t.Helper()
+	pageLock.Lock()
+	defer pageLock.Unlock()
+	const file, end = "../../../docs/models.md", "<!-- end -->\n"
+	begin := "<!-- begin: written by " + test + " -update -->\n"
+	page, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
+	before, rest, found := strings.Cut(string(page), begin)
+	was, after, ended := strings.Cut(rest, end)
+	switch {
+	case !found || !ended:
+		t.Fatalf("%s has no place for what %s writes", file, test)
+	case *updatePage:
+		if err := os.WriteFile(file, []byte(before+begin+want+end+after), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	case was != want:
+		t.Errorf("docs/models.md differs: run go test ./internal/tokens/shape -run %s -update\ngot %s\nwant %s", test, was, want)
+	}
+}
+
+// TestFamilies: docs/models.md lists the families, each is treated as it says, and where the ids are exact there is a recording.
+func TestFamilies(t *testing.T) {
+	t.Parallel()
+	table := "| family | architecture | vLLM | SGLang |\n|---|---|---|---|\n"
+	for _, f := range families {
+		table += fmt.Sprintf("| %s | `%s` | %s | %s |\n", f.name, f.architecture, f.vllm, f.sglang)
+	}
+	comparePage(t, "TestFamilies", table)
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
-			row := fmt.Sprintf("| %s | `%s` | %s | %s |\n", f.name, f.architecture, f.vllm, f.sglang)
-			if !strings.Contains(string(page), row) {
-				t.Errorf("docs/models.md lacks the row %s", row)
+			for engine, treated := range map[string]string{"encoders/": f.vllm, "sglang/": f.sglang} { // folders that tests play as a whole
+				known := slices.ContainsFunc(f.recorded, func(name string) bool { return strings.HasPrefix(name, engine) })
+				if known != strings.HasPrefix(treated, exact) {
+					t.Errorf("%s: got recordings %q of %s", treated, f.recorded, engine)
+				}
+			}
+			for _, name := range f.recorded {
+				if _, err := os.Stat("testdata/" + name + ".jsonl.gz"); err != nil {
+					t.Error(err)
+				}
 			}
 			vllm, sglang := treatments(t, f)
 			if f.vllm == "not served" {
@@ -348,23 +382,7 @@ func TestArchitectures(t *testing.T) {
 		}
 		out.WriteString(line + "\n\n")
 	}
-	const file, begin, end = "../../../docs/models.md", "<!-- begin: written by TestArchitectures -update -->\n", "<!-- end -->\n"
-	page, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, found := strings.Cut(string(page), begin)
-	was, after, ended := strings.Cut(rest, end)
-	switch {
-	case !found || !ended:
-		t.Fatal("docs/models.md has no place for the architectures")
-	case *updatePage:
-		if err := os.WriteFile(file, []byte(before+begin+out.String()+end+after), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	case was != out.String():
-		t.Errorf("docs/models.md lists other architectures: run go test ./internal/tokens/shape -run TestArchitectures -update\ngot %s\nwant %s", was, out.String())
-	}
+	comparePage(t, "TestArchitectures", out.String())
 }
 
 // byteTokenizer returns a tokenizer.json with a token for each byte, and these added tokens.
