@@ -1,9 +1,10 @@
-"""List the architectures of generative models that engines register: architectures.py VLLM SGLANG, the folders of the two packages.
+"""List the architectures of models that engines register: architectures.py VLLM SGLANG, the folders of the two packages.
 
-Prints "NAME vllm sglang", with "text", "media" or "-" for vLLM and "yes" or "-" for SGLang. With a third argument, modes, it
+Prints "NAME vllm sglang", with "text", "media", "pooling" or "-" for vLLM and "yes" or "-" for SGLang, of which only generative
+models are listed. With a third argument, modes, it
 prints what else decides how chats become prompts, "REGISTRY NAME ...": vLLM's renderers, its tokenizers and the architectures
-for which it chooses them; SGLang's encodings of chats in code, and its conversation templates by model type. The tests of
-internal/tokens/shape read both lists.
+for which it chooses them; SGLang's encodings of chats in code, and its conversation templates by model type; and where vLLM
+decides that a request does not read the prefix cache. The tests of internal/tokens/shape read both lists.
 """
 import ast
 import pathlib
@@ -15,15 +16,31 @@ NOT_SERVED = re.compile("NextN$|MTP$|Draft|Eagle|DSpark|DFlash|Assistant|Classif
                         "Roberta|CLIP|Bidirectional|ASR|Image|(?<!Chat)Model$")
 
 
+POOLING = ["_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS"]
+
+
 def vllm(package):
     registry = ast.parse((package / "model_executor/models/registry.py").read_text())
     out = {}
     for node in registry.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Dict):
-            kind = {"_TEXT_GENERATION_MODELS": "text", "_MULTIMODAL_MODELS": "media"}.get(node.targets[0].id)
-            if kind:
-                out.update({key.value: kind for key in node.value.keys})
+            kind = {"_TEXT_GENERATION_MODELS": "text", "_MULTIMODAL_MODELS": "media", **dict.fromkeys(POOLING, "pooling")}.get(node.targets[0].id)
+            for key in node.value.keys if kind else []:
+                if key is not None and (kind != "pooling" or key.value not in out):
+                    out[key.value] = kind
     return out
+
+
+def unread(package):
+    """The functions, or classes, that name the member of a request which says that its prompt is not read from the cache."""
+    for file in sorted(package.rglob("*.py")):
+        if "skip_reading_prefix_cache" not in (source := file.read_text()):
+            continue
+        scopes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+        for number, line in enumerate(source.splitlines(), 1):
+            if "skip_reading_prefix_cache" in line:
+                around = [node for node in scopes if node.lineno <= number <= node.end_lineno]
+                yield file.relative_to(package), max(around, key=lambda node: node.lineno).name if around else "-"
 
 
 def sglang(package):
@@ -65,6 +82,8 @@ def modes(ours, theirs):
     for node in ast.walk(resolve):
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant) and node.value.value:
             yield "sglang-encoding", node.value.value
+    for file, name in unread(ours):
+        yield "vllm-unread", str(file), name
     for type_, name in assigned(theirs / "srt/parser/conversation.py", "MODEL_TYPE_TO_TEMPLATE"):
         yield "sglang-conversation", type_, name
 

@@ -126,6 +126,8 @@ func unlisted(list string) (problems []string) {
 		switch f[0] {
 		case "vllm-default":
 			known = hasMode("vLLM", f[1]) && (f[2] == f[1] || slices.ContainsFunc(families, func(of family) bool { return of.architecture == f[2] && of.vllm != template }))
+		case "vllm-unread": // the rules are vllmCacheRules; a place that is not listed is one to read
+			known = true
 		case "sglang-conversation":
 			known = slices.ContainsFunc(families, func(of family) bool { return of.modelType == f[1] && of.sglang == byLoad })
 		default:
@@ -344,9 +346,8 @@ func TestCallsOfOtherRoles(t *testing.T) {
 	}
 }
 
-// TestArchitectures: all architectures that the engines register, but for those of families, are
-// rendered by a template, and docs/models.md lists them. e2e/engines/architectures.py lists those
-// of the installed engines.
+// TestArchitectures: all architectures that the engines register for generation, but for those of families, are rendered by a
+// template, and docs/models.md lists them and those that pool. e2e/engines/architectures.py lists those of the installed engines.
 func TestArchitectures(t *testing.T) {
 	t.Parallel()
 	list, err := os.ReadFile("testdata/architectures.txt")
@@ -356,6 +357,10 @@ func TestArchitectures(t *testing.T) {
 	groups := map[string][]string{}
 	for line := range strings.Lines(string(list)) {
 		f := strings.Fields(line)
+		if f[1] == "pooling" { // its folder's tokenizer decides
+			groups[f[1]] = append(groups[f[1]], "`"+f[0]+"`")
+			continue
+		}
 		if slices.ContainsFunc(families, func(of family) bool { return of.architecture == f[0] && (of.vllm != template || of.sglang != template) }) {
 			continue
 		}
@@ -367,7 +372,7 @@ func TestArchitectures(t *testing.T) {
 	}
 	var out strings.Builder
 	for _, g := range [...][2]string{{"text yes", "Text, both engines"}, {"text -", "Text, vLLM"}, {"media yes", "Media, both engines"}, {"media -", "Media, vLLM"},
-		{"- yes", "SGLang"}} {
+		{"- yes", "SGLang"}, {"pooling", "Pooling, vLLM"}} {
 		line := fmt.Sprintf("**%s** (%d):", g[1], len(groups[g[0]]))
 		for i, name := range groups[g[0]] {
 			if i > 0 {
