@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"flag"
 	"image"
 	_ "image/jpeg"
 	_ "image/png"
@@ -336,6 +337,111 @@ func TestCropsAreThoseOfTheProcessors(t *testing.T) {
 		if _, _, ok := f.Append(nil, Image{Width: 50, Height: 60}, true); ok {
 			t.Errorf("%s: got tokens for an image whose sides may be exchanged, want none", name)
 		}
+	}
+}
+
+// others are architectures whose tokens families.jsonl.gz has: the files of the model hub.
+var others = map[string][2]string{
+	"Qwen3VLForConditionalGeneration":    {`"Qwen3VLForConditionalGeneration"],"image_token_id":7`, qwen3Processor},
+	"Qwen3VLMoeForConditionalGeneration": {`"Qwen3VLMoeForConditionalGeneration"],"image_token_id":7`, qwen3Processor},
+	"Qwen3_5ForConditionalGeneration":    {`"Qwen3_5ForConditionalGeneration"],"image_token_id":7`, qwen3Processor},
+	"Qwen3_5MoeForConditionalGeneration": {`"Qwen3_5MoeForConditionalGeneration"],"image_token_id":7`, qwen3Processor},
+	"GlmOcrForConditionalGeneration":     {`"GlmOcrForConditionalGeneration"]`, `{"image_processor_type":"Glm46VImageProcessor","size":{"shortest_edge":12544,"longest_edge":9633792}}`},
+	"InternS1ForConditionalGeneration":   {`"InternS1ForConditionalGeneration"]`, gotProcessor},
+	"InternVLForConditionalGeneration":   {`"InternVLForConditionalGeneration"]`, gotProcessor},
+}
+
+const (
+	qwen3Processor = `{"image_processor_type":"Qwen2VLImageProcessorFast","size":{"shortest_edge":65536,"longest_edge":16777216},"patch_size":16,"merge_size":2}`
+	gotProcessor   = `{"image_processor_type":"GotOcr2ImageProcessorFast","size":{"height":448,"width":448},"min_patches":1,"max_patches":12,"crop_to_patches":true}`
+)
+
+func TestTheTokensOfArchitecturesAreThoseOfTheProcessors(t *testing.T) {
+	for name, files := range others {
+		f, err := load(files[0], files[1])
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		known := 0
+		for _, row := range rows[map[string]int](t, "families.jsonl.gz") {
+			got, _, ok := f.Append(nil, Image{Width: row["width"], Height: row["height"]}, false)
+			if want := row[name]; ok != (want > 0) || ok && len(got) != want {
+				t.Errorf("%s: %dx%d: got %d tokens, %v, want %d", name, row["width"], row["height"], len(got), ok, want)
+			} else if ok {
+				known++
+			}
+		}
+		if known < 500 {
+			t.Errorf("%s: got %d sizes that the processor accepts, want at least 500", name, known)
+		}
+	}
+}
+
+// imageFamilies are the rows of docs/models.md.
+var imageFamilies = []struct {
+	name          string
+	architectures []string
+	tokens        string
+}{
+	{"Qwen2-VL", []string{"Qwen2VLForConditionalGeneration"}, "one for each square of the resized image"},
+	{"Qwen2.5-VL", []string{"Qwen2_5_VLForConditionalGeneration"}, "the same"},
+	{"Qwen3-VL", []string{"Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"}, "the same"},
+	{"Qwen3.5", []string{"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}, "the same"},
+	{"GLM-4.1V, 4.5V, 4.6V", []string{"Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration"}, "so, other bounds"},
+	{"GLM-OCR", []string{"GlmOcrForConditionalGeneration"}, "as GLM-4V"},
+	{"Kimi-VL", []string{"KimiVLForConditionalGeneration"}, "one for each square, no more than a limit"},
+	{"Llama 4", []string{"Llama4ForConditionalGeneration"}, "tiles with separators, and the whole image"},
+	{"Gemma 3", []string{"Gemma3ForConditionalGeneration"}, "256 between line feeds, which are joined with those of the text"},
+	{"Mistral-Small-3.1, Hugging Face's format", []string{"Mistral3ForConditionalGeneration"}, "rows with breaks"},
+	{"InternVL", []string{"InternVLChatModel"}, "256 (as configured) for each tile, and for the whole image"},
+	{"InternVL, Hugging Face's", []string{"InternVLForConditionalGeneration"}, "the same"},
+	{"InternS1", []string{"InternS1ForConditionalGeneration"}, "the same"},
+	{"DeepSeek-OCR", []string{"DeepseekOCRForCausalLM"}, "the whole image, and tiles"},
+	{"DeepSeek-VL2", []string{"DeepseekVLV2ForCausalLM"}, "the same; up to two images"},
+}
+
+var updatePage = flag.Bool("update", false, "write the table of docs/models.md")
+
+// TestImageFamilies: docs/models.md lists the architectures that Load knows, and each was compared.
+func TestImageFamilies(t *testing.T) {
+	compared := map[string]bool{"Gemma3ForConditionalGeneration": true} // by its prompts
+	for _, files := range []map[string][2]string{setup, later, cropped, others} {
+		for _, f := range files {
+			compared[strings.Split(f[0], `"`)[1]] = true
+		}
+	}
+	listed := map[string]bool{}
+	table := "| family | architectures | tokens of an image |\n|---|---|---|\n"
+	for _, f := range imageFamilies {
+		for _, name := range f.architectures {
+			if families[name] == nil || listed[name] {
+				t.Errorf("%s: got it listed, want those of families, each once", name)
+			}
+			listed[name] = true
+		}
+		table += "| " + f.name + " | `" + strings.Join(f.architectures, "`, `") + "` | " + f.tokens + " |\n"
+	}
+	for name := range families {
+		if !listed[name] || !compared[name] {
+			t.Errorf("%s: got a row %v and a comparison %v, want both", name, listed[name], compared[name])
+		}
+	}
+	const file, begin, end = "../../../docs/models.md", "<!-- begin: written by TestImageFamilies -update -->\n", "<!-- end -->\n"
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, found := strings.Cut(string(page), begin)
+	was, after, ended := strings.Cut(rest, end)
+	switch {
+	case !found || !ended:
+		t.Fatal("docs/models.md has no place for the table")
+	case *updatePage:
+		if err := os.WriteFile(file, []byte(before+begin+table+end+after), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	case was != table:
+		t.Errorf("docs/models.md differs: run go test ./internal/tokens/media -run TestImageFamilies -update\ngot %s\nwant %s", was, table)
 	}
 }
 
