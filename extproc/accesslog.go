@@ -38,17 +38,12 @@ func (a *accessLog) StreamAccessLogs(stream alsv3.AccessLogService_StreamAccessL
 }
 
 func (a *accessLog) entry(e *accesslogv3.HTTPAccessLogEntry) {
-	c := e.GetCommonProperties()
-	switch c.GetAccessLogType() {
-	case accesslogv3.AccessLogType_NotSet, accesslogv3.AccessLogType_DownstreamEnd:
-	default:
-		return // an entry from before the end of the request, such as a periodic one
+	id, kind := e.GetRequest().GetRequestId(), e.GetCommonProperties().GetAccessLogType()
+	if id == "" || kind != accesslogv3.AccessLogType_NotSet && kind != accesslogv3.AccessLogType_DownstreamEnd {
+		return // periodic entries, for example, come before the end of the request
 	}
-	id := e.GetRequest().GetRequestId()
-	if id == "" {
-		return
-	}
-	f, o := a.srv.tracker.find(a.srv.tracker.hash(id)), outcomeOf(e)
+	o := outcomeOf(e)
+	f := a.srv.tracker.find(a.srv.tracker.hash(id), o.Upstream != "") // others Envoy may have ended before it asked anyone
 	// A refusal before an upstream was chosen does not count: the flight may belong to another request with the same id.
 	refused := o.Upstream == "" && (o.Status/100 == 4 || strings.HasPrefix(o.Details, "kvlane_"))
 	if f != nil && !refused && f.setOutcome(o) {
@@ -75,9 +70,6 @@ func outcomeOf(e *accesslogv3.HTTPAccessLogEntry) Outcome {
 // flagNames lists the response flags that are set by their names in the API.
 func flagNames(f *accesslogv3.ResponseFlags) []string {
 	var names []string
-	if f == nil {
-		return nil
-	}
 	f.ProtoReflect().Range(func(fd protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
 		names = append(names, string(fd.Name()))
 		return true

@@ -10,7 +10,10 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -150,7 +153,8 @@ func TestLongMessagesAreRefusedUnread(t *testing.T) {
 	for method, want := range map[string]string{
 		serviceName + "/Process":                                       "0",
 		"grpc.health.v1.Health/Check":                                  "8",
-		"envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs": "8",
+		"grpc.health.v1.Health/Watch":                                  "8",
+		"envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs": "1",
 	} {
 		body, status := announce(t, b, method, math.MaxInt32, 1000)
 		if status != want || strings.Contains(body, "request_too_large") != (want == "0") {
@@ -177,6 +181,85 @@ func TestMessagesOnTheirWayAreBounded(t *testing.T) {
 	}
 	if _, held := b.srv.InFlight(); refused != 4 || held < 30<<20 || held > 64<<20 {
 		t.Errorf("got %d refused and %d bytes held, want 4 refused and one held", refused, held)
+	}
+}
+
+// What others than Envoy can hold of a stream that is not read is far less than a body, and longer messages count from their beginning.
+func TestABodyCountsBeforeItIsWhole(t *testing.T) {
+	b := newBed(t, Options{}, &recorder{})
+	for _, n := range []uint32{100 << 10, 1 << 20} {
+		_, before := b.srv.InFlight()
+		announce(t, b, serviceName+"/Process", n, 1000)
+		if _, held := b.srv.InFlight(); held > before != (n == 1<<20) {
+			t.Errorf("got %d bytes held of a message of %d, want only the longer one counted", held-before, n)
+		}
+	}
+}
+
+// Long messages of other services share a room of their own while they are received. Calls take short ones only.
+func TestMessagesOfOtherServicesAreBounded(t *testing.T) {
+	b := newBed(t, Options{}, &recorder{})
+	var refused, held atomic.Int64
+	var wg sync.WaitGroup
+	for range 6 {
+		wg.Go(func() {
+			switch _, status := announce(t, b, "envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs", 30<<20, 1000); status {
+			case "":
+				held.Add(1)
+			case "1":
+				refused.Add(1)
+			default:
+				t.Errorf("got status %s, want 1 for what finds no room", status)
+			}
+		})
+	}
+	wg.Wait()
+	if held.Load() != 3 || refused.Load() != 3 {
+		t.Errorf("got %d messages held and %d refused, want 3 and 3", held.Load(), refused.Load())
+	}
+	if _, status := announce(t, b, "grpc.health.v1.Health/Check", maxUnary+1, 1000); status != "8" {
+		t.Errorf("got status %q for a long health check, want 8", status)
+	}
+}
+
+// Headers are not counted anywhere, and stay until their stream ends.
+func TestHeadersOfAStreamAreBounded(t *testing.T) {
+	b := newBed(t, Options{}, &recorder{})
+	protocols := &http.Protocols{}
+	protocols.SetUnencryptedHTTP2(true)
+	client := &http.Client{Transport: &http.Transport{Protocols: protocols, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", b.socket)
+	}}}
+	defer client.CloseIdleConnections()
+	for size, taken := range map[int]bool{16 << 10: true, 100 << 10: false} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://kvlane/grpc.health.v1.Health/Check", strings.NewReader("\x00\x00\x00\x00\x00"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header = http.Header{"Content-Type": {"application/grpc"}, "Te": {"trailers"}, "A": {strings.Repeat("b", size)}}
+		resp, err := client.Do(req)
+		if err == nil {
+			resp.Body.Close()
+		}
+		if got := err == nil && resp.StatusCode == http.StatusOK; got != taken {
+			t.Errorf("%d bytes of headers: got taken %v (%v), want %v", size, got, err, taken)
+		}
+	}
+}
+
+// More headers than a data plane passes on are refused before any pass over them.
+func TestTooManyHeadersAreNotRead(t *testing.T) {
+	for n, want := range map[int]bool{mostHeaders - 10: true, 5_000: false} {
+		asked := false
+		x := &exchange{ctx: t.Context(), send: func(a *answer) error { a.bufs.Free(); return nil }}
+		x.srv = NewServer(Options{ControlHeaders: []string{"x-kvlane-*"}}, decideFunc(func(*Request) Decision { asked = true; return Decision{} }))
+		m := &message{first: true, configured: true, kind: KindRequestHeaders, reqMode: ModeBuffered, last: true}
+		for i := range n {
+			m.headers = append(m.headers, Header{"x-kvlane-" + strconv.Itoa(i), ""})
+		}
+		if err := x.handle(m); err != nil || asked != want {
+			t.Errorf("%d headers: got asked %v (%v), want %v", n, asked, err, want)
+		}
 	}
 }
 

@@ -6,8 +6,8 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Codec returns the codec for a gRPC server of this package (grpc.ForceServerCodecV2). ext_proc
-// messages are decoded and encoded lazily, all others by the ordinary protobuf codec.
+// Codec returns the codec for a gRPC server of this package (grpc.ForceServerCodecV2): answers of ext_proc are encoded already,
+// all other messages are those of the ordinary protobuf codec.
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
 type codec struct{ encoding.CodecV2 }
@@ -18,12 +18,4 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return a.bufs, nil
 	}
 	return c.CodecV2.Marshal(v)
-}
-
-// Unmarshal implements encoding.CodecV2.
-func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	if m, ok := v.(*message); ok {
-		return m.decode(data)
-	}
-	return c.CodecV2.Unmarshal(data, v)
 }

@@ -165,7 +165,7 @@ func (x *exchange) observe(m *message) {
 		x.over = m.last
 	case KindResponseBody:
 		x.over = true
-		if f := x.srv.tracker.find(x.hash()); f != nil {
+		if f := x.srv.tracker.find(x.hash(), true); f != nil {
 			f.firstToken(x.srv.opts.Now())
 		}
 	default:
@@ -178,6 +178,9 @@ func (x *exchange) requestHeaders(m *message) error {
 	if x.view.seen || x.phase != phaseOpen {
 		x.srv.opts.Metrics.Failure(FailureUnexpected)
 		return nil
+	}
+	if len(m.headers) > mostHeaders {
+		return x.reject(tooManyHeaders())
 	}
 	x.readHeaders(m)
 	switch {

@@ -2,8 +2,6 @@ package extproc
 
 import (
 	"cmp"
-	"errors"
-	"io"
 	"time"
 
 	"google.golang.org/grpc"
@@ -92,24 +90,17 @@ func (o Options) withDefaults() Options {
 }
 
 // Sizes for GRPCOptions. A message may exceed BodyLimit by messageSlack before it is refused unread. maxOther bounds the messages of
-// services other than ext_proc, which take a multiple of their bytes once they are decoded.
+// services other than ext_proc, which take a multiple of their bytes once they are decoded; maxUnary those of calls, such as a
+// health check. Flow control admits streamWindow of a stream that is not read, and more only for a message that is.
 const (
-	messageSlack, maxOther   = 4 << 20, 36 << 20
-	socketBuffer             = 128 << 10
-	streamWindow, connWindow = 4 << 20, 32 << 20
+	messageSlack, maxOther, maxUnary = 4 << 20, 36 << 20, 64 << 10
+	socketBuffer, maxHeaderList      = 128 << 10, 64 << 10
+	streamWindow, connWindow         = 256 << 10, 32 << 20
 )
 
 // minPing is well below the 0.3 s between the pings of the bootstrap's Envoy: gRPC closes a
 // connection on which several pings arrive early because of jitter.
 const minPing = 100 * time.Millisecond
-
-// refuseGzip refuses messages of which flow control counts a thousandth. OTLP's exporter registers gzip for the whole process.
-type refuseGzip struct{}
-
-func (refuseGzip) Do(io.Reader) ([]byte, error) {
-	return nil, errors.New("compressed messages are not taken")
-}
-func (refuseGzip) Type() string { return "gzip" }
 
 // GRPCOptions returns the options that a gRPC server for o needs: this package's codec, bounded messages, no
 // compression, flow control windows that do not stall an upload, and tolerance for Envoy's keepalive pings.
@@ -117,13 +108,12 @@ func GRPCOptions(o Options) []grpc.ServerOption {
 	o = o.withDefaults()
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(Codec()),
-		grpc.MaxRecvMsgSize(maxOther),
-		grpc.RPCDecompressor(refuseGzip{}), //nolint:staticcheck // deprecated in favour of registering a compressor for the whole process
+		grpc.StreamInterceptor(boundOthers),
+		grpc.MaxRecvMsgSize(maxUnary), grpc.MaxHeaderListSize(maxHeaderList),
 		grpc.MaxConcurrentStreams(o.MaxStreams),
 		grpc.InitialWindowSize(streamWindow),
 		grpc.InitialConnWindowSize(connWindow),
-		grpc.ReadBufferSize(socketBuffer),
-		grpc.WriteBufferSize(socketBuffer),
+		grpc.ReadBufferSize(socketBuffer), grpc.WriteBufferSize(socketBuffer),
 		experimental.BufferPool(buffers),
 		grpc.NumStreamWorkers(32),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),

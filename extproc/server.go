@@ -3,7 +3,6 @@ package extproc
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"sync"
 	"time"
 
@@ -61,19 +60,14 @@ func NewServer(o Options, h Handler) *Server {
 	return s
 }
 
-// processor is the interface that grpc requires of the implementation.
-type processor interface {
-	process(stream grpc.ServerStream) error
-}
-
 var processDesc = grpc.ServiceDesc{
 	ServiceName: serviceName,
-	HandlerType: (*processor)(nil),
+	HandlerType: (*any)(nil),
 	Streams: []grpc.StreamDesc{{
 		StreamName:    "Process",
 		ServerStreams: true,
 		ClientStreams: true,
-		Handler:       func(srv any, stream grpc.ServerStream) error { return srv.(processor).process(stream) },
+		Handler:       func(srv any, stream grpc.ServerStream) error { return srv.(*Server).process(stream) },
 	}},
 	Metadata: "envoy/service/ext_proc/v3/external_processor.proto",
 }
@@ -193,35 +187,15 @@ func (s *Server) follow(x *exchange, stream grpc.ServerStream, m *message, mu *s
 }
 
 // errTooLong and errNoRoom are the errors of messages that were refused before they were received.
-var errTooLong, errNoRoom = errors.New("message is too long"), errors.New("no room for a message")
+var (
+	errTooLong = status.Error(codes.ResourceExhausted, "message is too long")
+	errNoRoom  = status.Error(codes.ResourceExhausted, "no room for a message")
+)
 
-// receive reads the next message. Unlike stream.RecvMsg, which ends the stream if a message is too long, it allows an
-// answer then. The memory of a message that flow control admits only while it is read is held in the meantime. Neither
-// the end of the client's side nor an error indicates whether the request succeeded.
+// receive reads the next message of an exchange that holds as many bytes of its body. Neither the end of the client's side
+// nor an error indicates whether the request succeeded.
 func (s *Server) receive(stream grpc.ServerStream, m *message, held *int64) error {
-	in, ok := grpc.ServerTransportStreamFromContext(stream.Context()).(interface { // gRPC's streams have these methods, though it does not promise it
-		ReadMessageHeader(header []byte) error
-		Read(n int) (mem.BufferSlice, error)
-	})
-	if !ok {
-		return stream.RecvMsg(m)
-	}
-	if err := in.ReadMessageHeader(m.prefix[:]); err != nil {
-		return err
-	}
-	n, before := int64(binary.BigEndian.Uint32(m.prefix[1:])), *held
-	switch {
-	case m.prefix[0] != 0:
-		return status.Error(codes.Internal, "compressed messages are not taken")
-	case n > int64(s.opts.BodyLimit)+messageSlack:
-		return errTooLong
-	case n > streamWindow:
-		if !s.bodies.grow(held, before+n+n/4) {
-			return errNoRoom
-		}
-		defer s.bodies.replace(held, before)
-	}
-	data, err := in.Read(int(n))
+	data, err := read(stream, m.prefix[:], int64(s.opts.BodyLimit)+messageSlack, &s.bodies, held)
 	if err != nil {
 		return err
 	}
@@ -231,6 +205,52 @@ func (s *Server) receive(stream grpc.ServerStream, m *message, held *int64) erro
 		return status.Error(codes.Internal, err.Error())
 	}
 	return nil
+}
+
+// read returns the next message, which the caller frees. Unlike stream.RecvMsg, which ends the stream if a message is too long, it
+// allows an answer then. The memory of a message that flow control admits only while it is read is held in the meantime.
+func read(stream grpc.ServerStream, prefix []byte, most int64, room *bodies, held *int64) (mem.BufferSlice, error) {
+	in := grpc.ServerTransportStreamFromContext(stream.Context()).(interface { // gRPC's streams have these methods, though it does not promise it
+		ReadMessageHeader(header []byte) error
+		Read(n int) (mem.BufferSlice, error)
+	})
+	if err := in.ReadMessageHeader(prefix); err != nil {
+		return nil, err
+	}
+	n, before := int64(binary.BigEndian.Uint32(prefix[1:])), *held
+	switch {
+	case prefix[0] != 0: // flow control would count a thousandth of it
+		return nil, status.Error(codes.Internal, "compressed messages are not taken")
+	case n > most:
+		return nil, errTooLong
+	case n > streamWindow:
+		if !room.grow(held, before+n+n/4) {
+			return nil, errNoRoom
+		}
+		defer room.replace(held, before)
+	}
+	return in.Read(int(n))
+}
+
+// others is the room for large messages of services other than ext_proc while they are received, on all ports of the process.
+var others = bodies{maxBytes: 4 * maxOther}
+
+// boundOthers is the interceptor that makes these services share it.
+func boundOthers(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	return handler(srv, other{stream})
+}
+
+type other struct{ grpc.ServerStream }
+
+// RecvMsg implements grpc.ServerStream.
+func (o other) RecvMsg(m any) error {
+	var prefix [5]byte
+	data, err := read(o.ServerStream, prefix[:], maxOther, &others, new(int64))
+	if err != nil {
+		return err
+	}
+	defer data.Free()
+	return Codec().Unmarshal(data, m)
 }
 
 func (s *Server) count(delta int) {

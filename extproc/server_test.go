@@ -455,7 +455,7 @@ func TestFirstTokenAndOutcome(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := &accesslogv3.HTTPAccessLogEntry{
-			CommonProperties: &accesslogv3.AccessLogCommon{ResponseFlags: &accesslogv3.ResponseFlags{DownstreamConnectionTermination: true}},
+			CommonProperties: &accesslogv3.AccessLogCommon{ResponseFlags: &accesslogv3.ResponseFlags{DownstreamConnectionTermination: true}, UpstreamRemoteAddress: throughUpstream.GetUpstreamRemoteAddress()},
 			Request:          &accesslogv3.HTTPRequestProperties{RequestId: id, RequestBodyBytes: 5},
 			Response:         &accesslogv3.HTTPResponseProperties{ResponseCode: wrapperspb.UInt32(200), ResponseBodyBytes: 7, ResponseCodeDetails: "via_upstream"},
 		}
@@ -521,7 +521,7 @@ func TestLateTicketsAreBounded(t *testing.T) {
 	if len(tr.byID) != 3 || len(tr.late) != 3 || lost != 97 {
 		t.Fatalf("%d known, %d late, %d lost", len(tr.byID), len(tr.late), lost)
 	}
-	if tr.find(tr.hash("99")) == nil || tr.find(tr.hash("96")) != nil {
+	if tr.find(tr.hash("99"), true) == nil || tr.find(tr.hash("96"), true) != nil {
 		t.Fatal("got older tickets, want the newest kept")
 	}
 }

@@ -59,8 +59,8 @@ func (t *tracker) add(f *flight) bool {
 	return free
 }
 
-// find returns the flight of a request, nil if it has none. It counts a request that this server did not receive.
-func (t *tracker) find(id requestHash) *flight {
+// find returns the flight of a request, nil if it has none. It counts a request that a worker got and this server did not receive.
+func (t *tracker) find(id requestHash, served bool) *flight {
 	t.mu.Lock()
 	f := t.byID[id]
 	known := f != nil
@@ -68,7 +68,7 @@ func (t *tracker) find(id requestHash) *flight {
 		_, known = t.unfollowed[id]
 	}
 	t.mu.Unlock()
-	if !known {
+	if !known && served {
 		t.failed(FailureUnknownRequest)
 	}
 	return f

@@ -36,7 +36,23 @@ func exchangeFor(t *testing.T, ctx context.Context, o Options, h Handler, id str
 func tell(x *exchange, id string) {
 	look := &exchange{srv: x.srv, observer: true, req: Request{ID: id}}
 	look.observe(&message{kind: KindResponseBody})
-	(&accessLog{srv: x.srv}).entry(&accesslogv3.HTTPAccessLogEntry{Request: &accesslogv3.HTTPRequestProperties{RequestId: id}})
+	(&accessLog{srv: x.srv}).entry(&accesslogv3.HTTPAccessLogEntry{Request: &accesslogv3.HTTPRequestProperties{RequestId: id}, CommonProperties: throughUpstream})
+}
+
+// throughUpstream is what the access log says of a request that reached a worker.
+var throughUpstream = &accesslogv3.AccessLogCommon{UpstreamRemoteAddress: &corev3.Address{
+	Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{Address: "10.0.0.1"}},
+}}
+
+// Envoy answers some requests before it asks anyone, such as uploads that stop: only what a worker got should have come here.
+func TestWhatEnvoyEndsItselfIsNotMissed(t *testing.T) {
+	x, failures := exchangeFor(t, t.Context(), Options{LateTickets: 9}, decideFunc(func(*Request) Decision { return Decision{} }), "a")
+	for i, c := range []*accesslogv3.AccessLogCommon{nil, throughUpstream} {
+		(&accessLog{srv: x.srv}).entry(&accesslogv3.HTTPAccessLogEntry{Request: &accesslogv3.HTTPRequestProperties{RequestId: "stranger"}, CommonProperties: c})
+		if n := failures[FailureUnknownRequest]; n != i {
+			t.Errorf("got %d counted as unknown after entry %d, want %d", n, i, i)
+		}
+	}
 }
 
 // What was refused is not the outcome of an open request with the same id.
@@ -182,12 +198,12 @@ func TestUnfollowedAreBounded(t *testing.T) {
 	if len(tr.unfollowed) != maxUnfollowed || len(tr.order) != maxUnfollowed {
 		t.Fatalf("got %d requests in the set and %d in the ring", len(tr.unfollowed), len(tr.order))
 	}
-	tr.find(tr.hash(strconv.Itoa(3*maxUnfollowed - 1)))
-	tr.find(tr.hash(strconv.Itoa(2 * maxUnfollowed)))
+	tr.find(tr.hash(strconv.Itoa(3*maxUnfollowed-1)), true)
+	tr.find(tr.hash(strconv.Itoa(2*maxUnfollowed)), true)
 	if unknown != 0 {
 		t.Error("got older requests, want the newest kept")
 	}
-	tr.find(tr.hash(strconv.Itoa(2*maxUnfollowed - 1)))
+	tr.find(tr.hash(strconv.Itoa(2*maxUnfollowed-1)), true)
 	if unknown != 1 {
 		t.Error("got an evicted request, want it forgotten")
 	}
@@ -203,7 +219,7 @@ func TestLongRequestIDsAreNotKept(t *testing.T) {
 		f := &flight{id: tr.hash(id)}
 		tr.add(f)
 		tr.retire(f)
-		if tr.find(tr.hash(id)) != f {
+		if tr.find(tr.hash(id), true) != f {
 			t.Fatalf("got no flight for request %d", i)
 		}
 	}
