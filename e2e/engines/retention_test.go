@@ -1,8 +1,10 @@
 package engines
 
 import (
+	"cmp"
 	"encoding/json"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strconv"
 	"testing"
@@ -15,12 +17,13 @@ var retentions = []struct {
 	name, model string
 	further     []string
 	cached      [4]int // tokens of the steps of TestVLLMWindows
+	wrong       int    // predictions of TestVLLMWindowsRandom that may be
 }{
-	{"windows, the default", "hybrid", []string{}, [4]int{192, 320, 0, 96}},
-	{"windows, an interval of a block", "hybrid", everyBlock, [4]int{288, 320, 96, 96}},
-	{"states, the default", "recurrent", []string{}, [4]int{192, 320, 0, 96}},
-	{"states, an interval of a block", "recurrent", everyBlock, [4]int{288, 320, 0, 96}}, // a prefill leaves its last state only
-	{"one window in all layers", "windowed", []string{}, [4]int{192, 320, 96, 96}},       // of 1,024 tokens, more than the prompts have
+	{"windows, the default", "hybrid", []string{}, [4]int{192, 320, 0, 96}, 0},
+	{"windows, an interval of a block", "hybrid", everyBlock, [4]int{288, 320, 96, 96}, 1},
+	{"states, the default", "recurrent", []string{}, [4]int{192, 320, 0, 96}, 0},
+	{"states, an interval of a block", "recurrent", everyBlock, [4]int{288, 320, 0, 96}, 1}, // a prefill leaves its last state only
+	{"one window in all layers", "windowed", []string{}, [4]int{192, 320, 96, 96}, 0},       // of 1,024 tokens, more than the prompts have
 }
 
 var everyBlock = []string{"--prefix-cache-retention-interval", strconv.Itoa(vllm.block)}
@@ -66,13 +69,16 @@ func TestVLLMWindows(t *testing.T) {
 }
 
 // TestVLLMWindowsRandom sends turns with answers, branches and repeats to a pool that they fill many times, and compares every
-// prediction.
+// prediction. With the interval one of 250 was predicted too high in one of two runs; why was not found. KVLANE_SEED makes other
+// requests.
 func TestVLLMWindowsRandom(t *testing.T) {
 	const requests = 250
+	seed, _ := strconv.ParseUint(cmp.Or(os.Getenv("KVLANE_SEED"), "16"), 10, 64)
 	for _, c := range retentions {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBed(t, hybrid(c.model, 120, c.further))
-			r := rand.New(rand.NewPCG(16, 64))
+			t.Logf("KVLANE_SEED=%d", seed)
+			r := rand.New(rand.NewPCG(seed, 64))
 			fresh := func(n int) []int {
 				ids := make([]int, n)
 				for i := range ids {
@@ -114,9 +120,8 @@ func TestVLLMWindowsRandom(t *testing.T) {
 				}
 			}
 			t.Logf("%d of %d requests were predicted, %d too high; %d found something cached", equal, requests, above, hits)
-			// With the interval one of 250 was predicted too high in one of two runs. Why was not found.
-			if equal < requests-2 || hits < requests/4 {
-				t.Errorf("got %d equal predictions (%d too high) and %d hits of %d requests", equal, above, hits, requests)
+			if equal < requests-c.wrong || hits < requests/4 {
+				t.Errorf("got %d equal predictions (%d too high) and %d hits of %d requests, want %d wrong ones at most", equal, above, hits, requests, c.wrong)
 			}
 		})
 	}
