@@ -71,7 +71,7 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 		}
 	}
 	if *last && len(body) == 0 {
-		return errors.New("no decision is kept (explain.keep)")
+		return errors.New("no request has been decided yet, or none is kept (explain.keep: 0)")
 	}
 	if !*export && !*asJSON {
 		body = []byte(observe.Printable(string(body)))

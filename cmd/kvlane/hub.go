@@ -38,10 +38,13 @@ func openHub(ctx context.Context, cache hub.Cache, tokenizer string) (*hub.Snaps
 	ctx, cancel := context.WithTimeout(ctx, hubPatience)
 	defer cancel()
 	s, err := cache.Resolve(ctx, name)
+	certificates := "SSL_CERT_FILE (certificate authorities), the certificate of " + cache.Endpoint
+	err = observe.Certificate(err, certificates)
 	_, local := errors.AsType[*fs.PathError](err)
 	_, remote := errors.AsType[net.Error](err) // *url.Error, and the end of ctx
 	switch {
 	case err == nil:
+		s.Stale = observe.Certificate(s.Stale, certificates)
 		return s, nil
 	case cache.Offline:
 		err = fmt.Errorf("%w, and HF_HUB_OFFLINE is set", err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	stdlog "log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -298,6 +299,31 @@ func TestAdviceForAModelHub(t *testing.T) {
 	cache.Folder = t.TempDir()
 	if _, err := openHub(t.Context(), cache, "hf:Org/Model"); err == nil || strings.Contains(err.Error(), writable) || !strings.Contains(err.Error(), reachable) {
 		t.Errorf("got %v, want advice for the hub", err)
+	}
+}
+
+// A hub whose certificate cannot be verified is said with what to correct, also where an earlier download is taken instead.
+func TestCertificateOfAModelHubIsAdvised(t *testing.T) {
+	hubOf(t, qwen3(t))
+	cache := hub.FromEnvironment()
+	certified := httptest.NewUnstartedServer(http.NotFoundHandler())
+	certified.Config.ErrorLog = stdlog.New(io.Discard, "", 0)
+	certified.StartTLS()
+	defer certified.Close()
+	advice := "x509: certificate signed by unknown authority: correct SSL_CERT_FILE (certificate authorities), the certificate of " + certified.URL + ", or a clock"
+	unknown := cache
+	unknown.Endpoint = certified.URL
+	if _, err := openHub(t.Context(), unknown, "hf:Org/Model"); err == nil || !strings.Contains(err.Error(), advice) || !hubAway(err) {
+		t.Errorf("got %v, want advice for the certificate, of a hub that may answer later", err)
+	}
+	if _, err := openHub(t.Context(), cache, "hf:Org/Away"); err == nil || strings.Contains(err.Error(), ": correct ") {
+		t.Errorf("got %v, want an error of a hub without such advice", err)
+	}
+	if s, err := openHub(t.Context(), cache, "hf:Org/Model"); err != nil || s.Stale != nil {
+		t.Fatalf("got %v, want the files", err)
+	}
+	if s, err := openHub(t.Context(), unknown, "hf:Org/Model"); err != nil || s.Stale == nil || !strings.Contains(s.Stale.Error(), advice) {
+		t.Errorf("got %v, %v, want the files of before and the advice", s, err)
 	}
 }
 

@@ -72,8 +72,9 @@ func silentRows(t *testing.T) map[string][]string {
 // silentElsewhere has the tests of the rows that TestSilentFailures has no case of, with their files.
 var silentElsewhere = map[string][2]string{
 	"no worker at all": {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
-	"a name of `workers.dns` that does not resolve, a workers file that is not valid":                           {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
-	"an API server that refuses or does not answer, as without a role for one kind, or without InferencePool":   {"../../internal/workers/kube/source_test.go", "TestWhatTheAPIServerRefusesIsSaid"},
+	"a name of `workers.dns` that does not resolve, a workers file that is not valid":                                                         {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"an API server that refuses or does not answer, as without a role for one kind, or without InferencePool":                                 {"../../internal/workers/kube/source_test.go", "TestWhatTheAPIServerRefusesIsSaid"},
+	"the certificate of an API server, a model hub, a replica (`index.peers`), an external NATS or an OTLP collector that cannot be verified": {"../../internal/observe/trace_test.go", "TestCertificateOfACollectorIsAdvised"},
 	"`admin.token_file` that does not exist":                                                                    {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
 	"a certificate in `listen.cert_file` that has expired, or is not valid yet":                                 {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
 	"a model without a tokenizer":                                                                               {"hub_test.go", "TestARefusedTokenizerIsAWarning"},

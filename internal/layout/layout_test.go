@@ -70,7 +70,7 @@ var mayImport = map[string]string{
 	"internal/peers":        "internal/config internal/observe proto/...",
 	"internal/replicas":     "internal/config internal/observe proto/... kvindex routing",
 	"internal/workers":      "internal/config",
-	"internal/workers/kube": "internal/config internal/workers",
+	"internal/workers/kube": "internal/config internal/observe internal/workers",
 
 	// Tokens import tokens: no fleet, no routing, no index.
 	"internal/tokens/body":     "",

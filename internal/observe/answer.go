@@ -38,8 +38,7 @@ type modelSeries struct {
 func (a *answers) of(model string) *modelSeries {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := a.byModel[model]
-	if s != nil {
+	if s := a.byModel[model]; s != nil {
 		return s
 	}
 	name := Clip(model)
@@ -49,7 +48,7 @@ func (a *answers) of(model string) *modelSeries {
 		}
 		model, name = "", otherModel
 	}
-	s = &modelSeries{a.duration.WithLabelValues(name), a.firstToken.WithLabelValues(name), a.perToken.WithLabelValues(name),
+	s := &modelSeries{a.duration.WithLabelValues(name), a.firstToken.WithLabelValues(name), a.perToken.WithLabelValues(name),
 		a.firstRatio.WithLabelValues(name), a.perTokenRatio.WithLabelValues(name),
 		a.input.WithLabelValues(name), a.cached.WithLabelValues(name), a.output.WithLabelValues(name),
 		a.targets.WithLabelValues(name, "met"), a.targets.WithLabelValues(name, "missed")}

@@ -129,14 +129,12 @@ func (e *Entry) NotePrefill(text string) {
 }
 
 // SetStatus, SetServed, SetTarget, SetCached, SetOutput and SetOutcome record the outcome of the request.
-func (e *Entry) SetStatus(status int)    { e.change(func() { e.After.Status = status }) }
-func (e *Entry) SetServed(served string) { e.change(func() { e.After.Served = served }) }
-func (e *Entry) SetTarget(target string) { e.change(func() { e.Target = target }) }
-func (e *Entry) SetCached(tokens int64)  { e.change(func() { e.After.Cached = &tokens }) }
-func (e *Entry) SetOutput(tokens int64)  { e.change(func() { e.After.Output = &tokens }) }
-func (e *Entry) SetOutcome(o extproc.Outcome) {
-	e.change(func() { e.After.Outcome = &o })
-}
+func (e *Entry) SetStatus(status int)         { e.change(func() { e.After.Status = status }) }
+func (e *Entry) SetServed(served string)      { e.change(func() { e.After.Served = served }) }
+func (e *Entry) SetTarget(target string)      { e.change(func() { e.Target = target }) }
+func (e *Entry) SetCached(tokens int64)       { e.change(func() { e.After.Cached = &tokens }) }
+func (e *Entry) SetOutput(tokens int64)       { e.change(func() { e.After.Output = &tokens }) }
+func (e *Entry) SetOutcome(o extproc.Outcome) { e.change(func() { e.After.Outcome = &o }) }
 
 // Explain attaches the explanation and clips its texts, some of which are the client's.
 func (e *Entry) Explain(ex *routing.Explanation) {
@@ -187,11 +185,8 @@ func (l *Decisions) Resize(keep int) {
 func (l *Decisions) Explains(targets int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.ring) == 0 {
-		return false
-	}
-	if targets <= ExplainTargets {
-		return true
+	if len(l.ring) == 0 || targets <= ExplainTargets {
+		return len(l.ring) > 0
 	}
 	l.seen++
 	return l.seen%ExplainEvery == 1

@@ -156,9 +156,7 @@ func New(version string) *Metrics {
 func (m *Metrics) Observe(s Stage, d time.Duration) { m.stages[s].Observe(d.Seconds()) }
 
 // ForgetWorker deletes all series of a worker.
-func (m *Metrics) ForgetWorker(worker string) {
-	m.forget("worker", worker)
-}
+func (m *Metrics) ForgetWorker(worker string) { m.forget("worker", worker) }
 
 // ForgetModel deletes all series of a model. A request for it that is decided later makes new ones.
 func (m *Metrics) ForgetModel(model string) {
@@ -177,13 +175,9 @@ func (m *Metrics) forget(label, value string) {
 
 // Collect registers a function that reads gauges, and counters (named *_total), from state
 // on each scrape. It must be quick and safe for concurrent use.
-func (m *Metrics) Collect(f func(emit Emit)) {
-	m.Registry.MustRegister(collector{f})
-}
+func (m *Metrics) Collect(f func(emit Emit)) { m.Registry.MustRegister(collector{f}) }
 
-type collector struct {
-	f func(emit Emit)
-}
+type collector struct{ f func(emit Emit) }
 
 // Describe sends nothing: the collector is unchecked, because its targets change.
 func (collector) Describe(chan<- *prometheus.Desc) {}

@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"unicode"
@@ -39,18 +40,25 @@ func ClipTo(s string, most int) string {
 func Printable(text string) string {
 	var b strings.Builder
 	for i, r := range text {
-		switch {
-		case r == '\n' || unicode.IsPrint(r) && (r != unicode.ReplacementChar || strings.HasPrefix(text[i:], string(r))):
+		if r == '\n' || unicode.IsPrint(r) && (r != unicode.ReplacementChar || strings.HasPrefix(text[i:], string(r))) {
 			b.WriteRune(r)
-		case r == unicode.ReplacementChar: // an invalid UTF-8 byte
-			quoted := strconv.Quote(text[i : i+1])
-			b.WriteString(quoted[1 : len(quoted)-1])
-		default:
-			quoted := strconv.QuoteRune(r)
-			b.WriteString(quoted[1 : len(quoted)-1])
+			continue
 		}
+		quoted := strconv.QuoteRune(r)
+		if r == unicode.ReplacementChar { // an invalid UTF-8 byte
+			quoted = strconv.Quote(text[i : i+1])
+		}
+		b.WriteString(quoted[1 : len(quoted)-1])
 	}
 	return b.String()
+}
+
+// Certificate adds to an error about a certificate what to correct. Clients of other protocols pass such errors on as text.
+func Certificate(err error, correct string) error {
+	if err == nil || !strings.Contains(err.Error(), "x509: ") {
+		return err
+	}
+	return fmt.Errorf("%w: correct %s, or a clock", err, correct)
 }
 
 // inLine is Printable for a text that must stay on one line.

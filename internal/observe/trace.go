@@ -29,15 +29,15 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 )
 
-// Tracer makes a span for each request, with the decision, its stages, the wait for capacity
-// and the prefill leg below it, and exports them by OTLP. A nil Tracer does nothing.
+// Tracer makes a span for each request, with the decision, its stages, the wait for capacity and the prefill leg below it,
+// and exports them by OTLP. A nil Tracer does nothing.
 type Tracer struct {
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
 }
 
-// NewTracer returns a Tracer that is configured by OpenTelemetry's environment variables; nil
-// without an OTLP endpoint for traces. Close ends it.
+// NewTracer returns a Tracer that is configured by OpenTelemetry's environment variables; nil without an OTLP endpoint for
+// traces. Close ends it.
 func NewTracer(ctx context.Context, version string, log zerolog.Logger) (*Tracer, error) {
 	name := "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 	if os.Getenv(name) == "" {
@@ -72,7 +72,10 @@ func NewTracer(ctx context.Context, version string, log zerolog.Logger) (*Tracer
 	}
 	log = log.Sample(&zerolog.BurstSampler{Burst: 2, Period: 10 * time.Second}) // each batch may fail
 	warn := func(text string) {
-		otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn().Str("error", fmt.Sprintf("%.512s", err)).Msg(text) }))
+		otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+			err = Certificate(err, "OTEL_EXPORTER_OTLP_CERTIFICATE, the collector's certificate")
+			log.Warn().Str("error", fmt.Sprintf("%.512s", err)).Msg(text)
+		}))
 	}
 	warn("OTEL_TRACES_SAMPLER or OTEL_TRACES_SAMPLER_ARG is wrong: all requests are traced")
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(res))
@@ -105,6 +108,9 @@ func (t *Tracer) Start(e *Entry, r *extproc.Request) {
 
 // operations are the GenAI semantic conventions' names of the APIs; the others are named as in metrics.
 var operations = map[string]string{"messages": "chat", "responses": "chat", "completions": "text_completion"}
+
+// kinds are the kinds of stages' spans. That of the others is internal.
+var kinds = map[string]trace.SpanKind{StageLeg.String(): trace.SpanKindClient}
 
 // Decided records a decision that ended at a time in its request's span. final also ends that span: no Answer follows.
 func (t *Tracer) Decided(e *Entry, end time.Time, final bool) {
@@ -148,11 +154,7 @@ func (t *Tracer) Decided(e *Entry, end time.Time, final bool) {
 		}
 	}
 	for _, s := range e.Stages {
-		kind := trace.SpanKindInternal
-		if s.Stage == StageLeg.String() {
-			kind = trace.SpanKindClient
-		}
-		_, span := t.tracer.Start(ctx, s.Stage, trace.WithTimestamp(at), trace.WithSpanKind(kind))
+		_, span := t.tracer.Start(ctx, s.Stage, trace.WithTimestamp(at), trace.WithSpanKind(kinds[s.Stage]))
 		at = at.Add(s.Took)
 		if s.Stage == StageLeg.String() {
 			span.SetAttributes(attribute.String("kvlane.target", e.Prefill))

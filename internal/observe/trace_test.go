@@ -1,12 +1,24 @@
 package observe
 
 import (
+	"encoding/pem"
 	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel"
+
+	"github.com/kvlane/kvlane/extproc"
 )
 
 // A collector that refuses each batch, with a page about it, does not fill the log.
@@ -24,5 +36,54 @@ func TestErrorsOfACollectorAreBounded(t *testing.T) {
 	got := out.String()
 	if n := strings.Count(got, "spans not exported"); n != 2 || len(got) > 2000 || !strings.Contains(got, "400 Bad Request") {
 		t.Errorf("got %d lines of %d bytes for 100 errors, want 2 short ones: %.300s", n, len(got), got)
+	}
+}
+
+// A collector whose certificate cannot be verified is said with what to correct, by both protocols; spans reach one that is
+// trusted, and an error of another kind has no such advice.
+func TestCertificateOfACollectorIsAdvised(t *testing.T) {
+	var spans atomic.Int32
+	collector := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { spans.Add(1) }))
+	collector.Config.ErrorLog = log.New(io.Discard, "", 0)
+	collector.EnableHTTP2 = true
+	collector.StartTLS()
+	defer collector.Close()
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: collector.Certificate().Raw})
+	if err := os.WriteFile(ca, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const unknown, advice = "x509: certificate signed by unknown authority", ": correct OTEL_EXPORTER_OTLP_CERTIFICATE, the collector's certificate, or a clock"
+	for _, c := range []struct {
+		protocol, endpoint, ca string
+		want                   string // of the error
+	}{
+		{"http/protobuf", collector.URL, "", unknown},
+		{"grpc", collector.URL, "", unknown},
+		{"http/protobuf", "http://127.0.0.1:1", "", "connection refused"},
+		{"http/protobuf", collector.URL, ca, ""},
+	} {
+		t.Run(fmt.Sprint(c.protocol, " ", c.ca != "", " ", c.want), func(t *testing.T) {
+			for name, value := range map[string]string{"ENDPOINT": c.endpoint, "PROTOCOL": c.protocol, "CERTIFICATE": c.ca, "TIMEOUT": "1500"} {
+				t.Setenv("OTEL_EXPORTER_OTLP_"+name, value)
+			}
+			var out strings.Builder
+			tracer, err := NewTracer(t.Context(), "test", zerolog.New(&out))
+			if err != nil {
+				t.Fatal(err)
+			}
+			before := spans.Load()
+			e := &Entry{At: time.Now()}
+			tracer.Start(e, &extproc.Request{})
+			e.endSpan(time.Now(), http.StatusOK)
+			tracer.Close()
+			got := out.String()
+			if !strings.Contains(got, c.want) || strings.Contains(got, advice) != (c.want == unknown) || c.want == "" && got != "" {
+				t.Errorf("got the log %q, want %q", got, c.want)
+			}
+			if arrived := spans.Load() > before; arrived != (c.want == "") {
+				t.Errorf("spans arrived: got %v", arrived)
+			}
+		})
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/observe"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
@@ -146,10 +147,8 @@ func fetchFrom(ctx context.Context, w *Want, a address, creds func(string) crede
 	}
 	if status.Code(err) == codes.PermissionDenied && !strings.HasSuffix(err.Error(), orOlder) {
 		err = fmt.Errorf("%w, %s", err, orOlder)
-	} else if err != nil && strings.Contains(err.Error(), "x509: ") {
-		err = fmt.Errorf("%w: correct index.peers.ca_file or server_name, the peer's listen.cert_file, or a clock", err)
 	}
-	if err == nil {
+	if err = observe.Certificate(err, "index.peers.ca_file or server_name, the peer's listen.cert_file"); err == nil {
 		err = load(c)
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {

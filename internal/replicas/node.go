@@ -182,8 +182,7 @@ func (n *Node) options() ([]nats.Option, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Files are read again for each connection, so that they may be replaced. One that cannot be
-	// read then is a refused connection.
+	// Files are read again for each connection. One that cannot be read then is a refused connection.
 	switch {
 	case e.CredentialsFile != "":
 		options = append(options, nats.UserCredentials(e.CredentialsFile))
@@ -471,7 +470,7 @@ func (n *Node) Warnings() (list []observe.Warning) {
 		texts["not_stored"] = fmt.Sprint("bindings of conversations are not stored (fleet.persist): ", n.store.why.Load())
 	}
 	if !s.Connected {
-		texts["replicas_apart"] = fmt.Sprint("no connection to NATS, routing alone: ", n.conn.LastError())
+		texts["replicas_apart"] = fmt.Sprint("no connection to NATS, routing alone: ", observe.Certificate(n.conn.LastError(), externalCA))
 	} else if n.server != nil && len(s.Peers) < int(n.server.others.Load()) {
 		why, _ := n.server.refused.Load().(string)
 		if why == "" && s.Stats.Malformed > 0 {

@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -270,13 +271,15 @@ func secretFile(t testing.TB, secret string) string {
 }
 
 // issue writes a certificate of a CA to the files of a replica.
-func issue(t testing.TB, ca *x509.Certificate, caKey *ecdsa.PrivateKey, files config.FleetTLS) {
+func issue(t testing.TB, ca *x509.Certificate, caKey *ecdsa.PrivateKey, files config.FleetTLS, addresses ...net.IP) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), NotAfter: time.Now().Add(time.Hour), Subject: pkix.Name{CommonName: "replica"}}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), NotAfter: time.Now().Add(time.Hour), Subject: pkix.Name{CommonName: "replica"}, IPAddresses: addresses,
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, ca, key.Public(), caKey)
 	if err != nil {
 		t.Fatal(err)
@@ -490,6 +493,48 @@ func external(t testing.TB, port int) config.Fleet {
 	f.SyncTimeout = config.Duration(time.Hour)
 	f.External = config.FleetExtern{URL: fmt.Sprint("nats://127.0.0.1:", port), User: "u", PasswordFile: secretFile(t, "p")}
 	return f
+}
+
+// An external NATS whose certificate is of another authority is said with what to correct; with its authority all is well.
+func TestCertificateOfAnExternalServerIsAdvised(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	dir := t.TempDir()
+	caFile, otherFile := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "other.pem")
+	ca, caKey := newCA(t, caFile)
+	newCA(t, otherFile)
+	own := config.FleetTLS{CertFile: filepath.Join(dir, "s.crt"), KeyFile: filepath.Join(dir, "s.key")}
+	issue(t, ca, caKey, own, net.IPv4(127, 0, 0, 1))
+	pair := must(tls.LoadX509KeyPair(own.CertFile, own.KeyFile))
+	s := startServerWith(t, &server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true, Username: "u", Password: "p",
+		TLSConfig: &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12},
+	})
+	port := s.Addr().(*net.TCPAddr).Port
+	member := func(ca string) *member {
+		f := external(t, port)
+		f.External.TLS.CAFile = ca
+		return startMember(t, &f, nil)
+	}
+	right, wrong := member(caFile), member(otherFile)
+	eventually(t, "connection", func() bool { return right.State().Connected })
+	const advice = "x509: certificate signed by unknown authority"
+	eventually(t, "advice", func() bool {
+		text := warningOf(wrong, "replicas_apart")
+		return strings.Contains(text, advice) && strings.HasSuffix(text, ": correct "+externalCA+", or a clock")
+	})
+	if got := warningOf(right, "replicas_apart"); got != "" {
+		t.Errorf("got the warning %q with the authority of the server, want none", got)
+	}
+	right.Close()
+	wrong.Close()
+	s.Shutdown()
+	s.WaitForShutdown()
+	late := member(caFile) // no certificate to blame
+	eventually(t, "warning of a server that is away", func() bool { return warningOf(late, "replicas_apart") != "" })
+	if got := warningOf(late, "replicas_apart"); strings.Contains(got, externalCA) {
+		t.Errorf("got %q, want no advice for certificates", got)
+	}
+	late.Close()
 }
 
 // Others can answer only once there is a route, or a connection.

@@ -34,6 +34,7 @@ const (
 	routeUser    = "kvlane" // the user name of routes
 	oneSecret    = "give all replicas the same secret in fleet.embedded.secret_file"
 	oneAuthority = "give all replicas certificates of the CA in fleet.embedded.tls.ca_file"
+	externalCA   = "fleet.external.tls.ca_file, the certificate of the NATS server"
 )
 
 // natsServer is the NATS server of mode embedded. Its only client is in this process.

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
@@ -151,9 +152,8 @@ func (s *Source) failed(what string) func(error) {
 			advice = "let Kvlane's service account get, list and watch it (rbac of the chart)"
 		case apierrors.IsNotFound(err):
 			advice = "install its CustomResourceDefinition"
-		case strings.Contains(err.Error(), "x509: "):
-			advice = "correct the certificate authority or the server's name of workers.kubernetes.kubeconfig (in a pod: of its service account), or a clock"
 		}
+		err = observe.Certificate(err, "the certificate authority or the server's name of workers.kubernetes.kubeconfig (in a pod: of its service account)")
 		s.failing[what] = fmt.Sprintf("%s: %v: %s", what, err, advice)
 		if s.failing[what] != before {
 			s.opts.Log.Warn().Str("of", what).Err(err).Msg("list or watch ended: " + advice)
