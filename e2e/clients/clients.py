@@ -1,6 +1,6 @@
 """Runs the clients that people use through Envoy and Kvlane, and prints a table of client and feature.
 
-clients.py URL KVLANE_ADMIN TOKENIZER   URL of Envoy, such as http://127.0.0.1:8080; TOKENIZER is a folder for aiperf and vLLM
+clients.py URL KVLANE_ADMIN ENVOY_ADMIN TOKENIZER   URL of Envoy, such as http://127.0.0.1:8080; TOKENIZER is a folder for aiperf and vLLM
 AIPERF and VLLM in the environment are the programs; without them their rows are SKIPPED with the reason, which STRICT=1 takes for a failure.
 Exits with 1 if a check fails.
 """
@@ -17,13 +17,14 @@ os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", HF_HUB_OFFLINE="1", TRANS
                   OPENAI_API_KEY="none", VLLM_NO_USAGE_STATS="1", PYTHONWARNINGS="ignore")
 # Its services are a dozen processes, which start slowly on a busy machine.
 os.environ.update({"AIPERF_SERVICE_" + name + "_TIMEOUT": "600" for name in ("REGISTRATION", "PROFILE_CONFIGURE", "PROFILE_START", "START")})
-url, admin, tokenizer = sys.argv[1:4]
+url, admin, proxy, tokenizer = sys.argv[1:5]
 MODEL = "demo"
 SYSTEM = "You answer briefly and name the shelf. " * 12
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city", "days"]}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather of a city.", "parameters": SCHEMA}}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-IMAGE = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64," + PIXEL}}]
+QUESTION = {"type": "text", "text": "What is this?"}
+IMAGE = [QUESTION, {"type": "image_url", "image_url": {"url": "data:image/png;base64," + PIXEL}}]
 rows = []
 
 
@@ -47,6 +48,13 @@ class Skip(Exception):
 def want(condition, what):
     if not condition:
         raise AssertionError(what)
+
+
+def want_placeholder(prompt_tokens):
+    """The engine counts more tokens for a question with an image than for the question alone: the image arrived."""
+    plain, image = prompt_tokens([QUESTION]), prompt_tokens(IMAGE)
+    want(image > plain > 0, f"{image} prompt tokens with an image, {plain} without")
+    return f"{image} prompt tokens, {plain} without the image"
 
 
 def with_openai():
@@ -95,8 +103,8 @@ def with_openai():
 
     @check("openai", "image")
     def _():
-        r = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": IMAGE}], max_tokens=4)
-        return f"{r.usage.prompt_tokens} tokens"
+        return want_placeholder(lambda content: client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": content}], max_tokens=4).usage.prompt_tokens)
 
     @check("openai", "tool required")
     def _():
@@ -169,8 +177,12 @@ def with_anthropic():
     @check("anthropic", "image")
     def _():
         image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
-        r = client.messages.create(**{**ask, "messages": [{"role": "user", "content": [image, {"type": "text", "text": "What is this?"}]}]})
-        return f"{r.usage.input_tokens} tokens"
+
+        def prompt_tokens(content):
+            content = [QUESTION] if content == [QUESTION] else [image, QUESTION]
+            usage = client.messages.create(**{**ask, "messages": [{"role": "user", "content": content}]}).usage
+            return usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+        return want_placeholder(prompt_tokens)
 
 
 def with_langchain():
@@ -197,7 +209,7 @@ def with_langchain():
 
     @check("langchain", "image")
     def _():
-        return chat.invoke([{"role": "user", "content": IMAGE}]).usage_metadata["input_tokens"]
+        return want_placeholder(lambda content: chat.invoke([{"role": "user", "content": content}]).usage_metadata["input_tokens"])
 
     @check("langchain", "embeddings")
     def _():
@@ -227,11 +239,13 @@ def with_litellm():
     @check("litellm", "tool required")
     def _():
         r = litellm.completion(**ask, tools=[TOOL], tool_choice="required")
-        return r.choices[0].message.tool_calls[0].function.arguments
+        call = r.choices[0].message.tool_calls[0].function
+        want(r.choices[0].finish_reason == "tool_calls" and call.name == "weather" and json.loads(call.arguments) == {"city": "text", "days": 1}, r)
+        return call.arguments
 
     @check("litellm", "image")
     def _():
-        return litellm.completion(**{**ask, "messages": [{"role": "user", "content": IMAGE}]}).usage.prompt_tokens
+        return want_placeholder(lambda content: litellm.completion(**{**ask, "messages": [{"role": "user", "content": content}]}).usage.prompt_tokens)
 
     @check("litellm", "embeddings")
     def _():
@@ -284,9 +298,29 @@ for clients in (with_openai, with_anthropic, with_langchain, with_litellm, with_
 
 @check("Kvlane", "decisions")
 def _():
-    """All that was sent went through Kvlane, and it knew the prompts."""
-    status = json.load(urllib.request.urlopen(admin + "/debug/status", timeout=10))
-    return ", ".join(f"{k} {v}" for k, v in status.items() if isinstance(v, (int, float)) and not isinstance(v, bool))[:200]
+    """All that was sent went through Kvlane, it knew the prompts, and the engines had in their caches what it predicted."""
+    def get(url):
+        return urllib.request.urlopen(url, timeout=10).read().decode()
+    status, decisions = json.loads(get(admin + "/debug/status")), json.loads(get(admin + "/debug/decisions?n=1000"))
+    taken = int(get(proxy + "/stats?filter=^http.ingress.downstream_rq_total$").split()[-1])
+    want(taken == status["requests_total"] == len(decisions), f"Envoy took {taken} requests, Kvlane {status['requests_total']}, {len(decisions)} are logged")
+    rejected = [(d["rejected"], d["reason"]) for d in decisions if d.get("rejected")]
+    want(rejected == [(404, "kvlane_model_not_found")], rejected)
+    prompts = {"chat": 18, "completions": 1, "responses": 1, "embeddings": 3, "messages": 8, "count_tokens": 1}  # what is sent above
+    prompts["chat"] += 8 * sum(name in ("aiperf", "vllm bench serve") and state == "ok" for name, _, state, _ in rows)
+    for api, least in prompts.items():
+        of = [d for d in decisions if d["api"] == api and not d.get("rejected")]
+        want(len(of) >= least, f"{len(of)} decisions of {api}, {least} or more were sent")
+        for d in of:
+            # Images are engine_would_refuse: to Kvlane the demonstration's model is one without vision.
+            known = d["prompt_tokens"] > 0 or d.get("degraded") == "engine_would_refuse" or api == "count_tokens"
+            want(known and d["after"].get("status") == 200 and d.get("degraded") in (None, "engine_would_refuse", "shorter_than_a_block"), d)
+    want(sum(d.get("degraded") == "engine_would_refuse" for d in decisions) == 4, "other than four requests had an image")
+    # An engine may have cached what stands for an image, which Kvlane does not predict.
+    both = [(d["matched_tokens"], d["after"]["cached_tokens"]) for d in decisions if "cached_tokens" in d["after"] and not d.get("degraded")]
+    predicted, reported = map(sum, zip(*both))
+    want(predicted == reported > 0, f"{predicted} cached tokens predicted, {reported} reported")
+    return f"{taken} requests, all decided; {reported} cached tokens, as predicted"
 
 
 features = list(dict.fromkeys(f for _, f, _, _ in rows))
