@@ -207,3 +207,66 @@ func literal(e ast.Expr) string {
 	}
 	return s
 }
+
+// Metrics that pages, alerts and the dashboard name are there. The others of that form are reasons, which the sources have.
+func TestMetricsInPages(t *testing.T) {
+	reference, err := os.ReadFile("../../docs/reference/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sources strings.Builder
+	for _, pattern := range []string{"../../extproc/*.go", "../*/*.go", "../../cmd/kvlane/*.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if text, err := os.ReadFile(file); err == nil && !strings.HasSuffix(file, "_test.go") {
+				sources.Write(text)
+			}
+		}
+	}
+	known := func(name string) bool {
+		for _, suffix := range []string{"", "_bucket", "_sum", "_count"} {
+			plain, ok := strings.CutSuffix(name, suffix)
+			row := "`" + plain + "` |"
+			if suffix != "" {
+				row += " histogram"
+			}
+			if ok && strings.Contains(string(reference), row) {
+				return true
+			}
+		}
+		family := strings.HasSuffix(name, "_") && strings.Contains(string(reference), "`"+name) // kvlane_index_*
+		return family || strings.Contains(sources.String(), `"`+name+`"`)
+	}
+	names, seen := regexp.MustCompile(`\bkvlane_[a-z_]+`), 0
+	for _, pattern := range []string{"../../README.md", "../../docs/*.md", "../../charts/kvlane/README.md", "../../charts/kvlane/templates/*.yaml", "../../charts/kvlane/dashboards/*"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatal(pattern, err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range names.FindAllString(string(text), -1) {
+				if seen++; !known(name) {
+					t.Errorf("%s names %s, which is no metric", file, name)
+				}
+			}
+		}
+	}
+	if seen < 150 {
+		t.Errorf("got %d names in all pages, want those of metrics", seen)
+	}
+	for name, want := range map[string]bool{
+		"kvlane_picks_total": true, "kvlane_picks": false, "kvlane_decision_seconds_bucket": true, "kvlane_picks_total_sum": false,
+		"kvlane_index_": true, "kvlane_indexes_": false, "kvlane_queue_full": true, "kvlane_queue_empty": false,
+	} {
+		if known(name) != want {
+			t.Errorf("known(%s): got %v", name, !want)
+		}
+	}
+}
