@@ -302,8 +302,10 @@ def _():
     def get(url):
         return urllib.request.urlopen(url, timeout=10).read().decode()
     status, decisions = json.loads(get(admin + "/debug/status")), json.loads(get(admin + "/debug/decisions?n=1000"))
-    taken = int(get(proxy + "/stats?filter=^http.ingress.downstream_rq_total$").split()[-1])
-    want(taken == status["requests_total"] == len(decisions), f"Envoy took {taken} requests, Kvlane {status['requests_total']}, {len(decisions)} are logged")
+    sent = int(get(proxy + "/stats?filter=^cluster.model_servers.upstream_rq_total$").split()[-1])
+    placed = sum("target" in d for d in decisions)
+    want(sent == placed, f"Envoy sent {sent} requests to engines, Kvlane placed {placed}")
+    want(len(decisions) == status["requests_total"], f"{len(decisions)} of {status['requests_total']} decisions are logged")
     rejected = [(d["rejected"], d["reason"]) for d in decisions if d.get("rejected")]
     want(rejected == [(404, "kvlane_model_not_found")], rejected)
     prompts = {"chat": 18, "completions": 1, "responses": 1, "embeddings": 3, "messages": 8, "count_tokens": 1}  # what is sent above
@@ -320,7 +322,7 @@ def _():
     both = [(d["matched_tokens"], d["after"]["cached_tokens"]) for d in decisions if "cached_tokens" in d["after"] and not d.get("degraded")]
     predicted, reported = map(sum, zip(*both))
     want(predicted == reported > 0, f"{predicted} cached tokens predicted, {reported} reported")
-    return f"{taken} requests, all decided; {reported} cached tokens, as predicted"
+    return f"{placed} requests reached engines, each placed by Kvlane; {reported} cached tokens, as predicted"
 
 
 features = list(dict.fromkeys(f for _, f, _, _ in rows))
