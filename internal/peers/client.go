@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -122,10 +123,7 @@ func credential(w *Want) (func(host string) credentials.TransportCredentials, er
 		own = []tls.Certificate{cert}
 	}
 	return func(host string) credentials.TransportCredentials {
-		if p.Name != "" {
-			host = p.Name
-		}
-		return credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: host, Certificates: own, MinVersion: tls.VersionTLS12})
+		return credentials.NewTLS(&tls.Config{RootCAs: pool, ServerName: cmp.Or(p.Name, host), Certificates: own, MinVersion: tls.VersionTLS12})
 	}, nil
 }
 
