@@ -209,11 +209,11 @@ tokens-live: ## Compares with Hugging Face's tokenizers, transformers and Jinja2
 	KVLANE_JINJA_CASES=$(LIVE)/cases.jsonl go test -count=1 -v -run AgainstPython ./internal/tokens/jinja
 
 .PHONY: models-live
-models-live: ## Compares the encoders of docs/models.md with stock vLLM, and SGLang's APIs with it, on generated bodies (COUNT=N each, 3000; SEED=N), and the tables with the engines' registries
+models-live: ## Compares the encoders of docs/models.md and the APIs of vLLM and SGLang with stock engines on generated bodies (COUNT=N each, 3000; SEED=N), and the tables with the engines' registries
 	@e2e/engines/install.sh $(TOOLS)/engines vllm sglang
 	e2e/engines/encoders.sh $(TOOLS)/engines internal/tokens/models $(or $(COUNT),3000) $(LIVE)/encoders
 	KVLANE_ENGINES=$(abspath $(TOOLS)/engines) KVLANE_ENCODER_CASES=$(abspath $(LIVE)/encoders) \
-	  go test -count=1 -v -run 'TestRegistriesLive|TestEncodersLive|TestSGLangBodies' ./internal/tokens/shape
+	  go test -count=1 -v -run 'TestRegistriesLive|TestEncodersLive|TestSGLangBodies|TestVLLMBodies' ./internal/tokens/shape
 
 CORPUS ?= internal/tokens/bpe/testdata/texts.jsonl.gz
 IDS    ?= internal/tokens/bpe/testdata

@@ -202,6 +202,8 @@ class Maker:
         return {"tool_choice": self.choice()}
 
     def chat(self):
+        if self.one(4):
+            return self.maybe(self.agent_chat(), 3)
         body = {"model": "tiny", "messages": self.messages()}
         if self.one(3):
             body["tools"] = [self.tool(n) for n in range(1 + self.r.randrange(2))]
@@ -274,6 +276,8 @@ class Maker:
         return self.maybe({"role": role, "content": content}, 20)
 
     def messages_api(self, counted=False):
+        if self.one(3):
+            return self.maybe(self.agent_messages(), 3)
         body = {"model": "tiny", "messages": [{"role": "user", "content": self.text()}] + [self.anthropic_message() for _ in range(self.r.randrange(4))]}
         if not counted:
             body["max_tokens"] = self.pick([5] * 8 + [0, -1, 1024, 2000, "5", 5.0, None, 1030])
@@ -312,6 +316,8 @@ class Maker:
         return self.maybe(i, 12) if isinstance(i, dict) else i
 
     def responses(self):
+        if self.one(2):
+            return self.maybe(self.agent_response(), 3)
         body = {"model": "tiny", "input": self.text() if self.one(3) else [{"role": "user", "content": self.text()}] + [self.item() for _ in range(self.r.randrange(4))]}
         if self.one(25):
             body["input"] = self.junk()
@@ -328,6 +334,105 @@ class Maker:
                                    lambda: {"truncation": self.pick(["auto", "disabled", "x", None])}, lambda: {"background": self.pick([True, False, None])}, lambda: {"include": self.pick([[], ["x"], None])},
                                    lambda: {"previous_response_id": self.pick([None, "resp_1", "x"])}, self.template])())
         return body
+
+
+    # What coding agents send: long conversations with tools. Most of these bodies are valid.
+
+    def result(self, kind):
+        """A tool's result: text, or a list of text parts."""
+        return self.pick([self.text()] * 4 + ["", [], [{"type": kind, "text": self.text()}], [{"type": kind, "text": self.text()}, {"type": kind, "text": ""}]])
+
+    def some(self, fields):
+        """Some of the fields."""
+        return {key: value for key, value in fields.items() if self.one(2)}
+
+    def agent_chat(self):
+        cached = {"cache_control": {"type": "ephemeral"}}
+        messages = [{"role": self.pick(["system", "developer"]), "content": self.pick([self.text(), [{"type": "text", "text": self.text(), **cached}]])}]
+        for turn in range(1 + self.r.randrange(3)):
+            messages.append({"role": "user", "content": self.pick([self.text(), [{"type": "text", "text": self.text()}, {"type": "text", "text": self.text(), **cached}]])})
+            for step in range(self.r.randrange(3)):
+                ids = [f"call_{turn}{step}{i}" for i in range(1 + self.r.randrange(2))]
+                calls = [{"id": i, "type": "function", "function": {"name": f"tool_{self.r.randrange(2)}", "arguments": self.pick(['{"city": "x"}', "{}", "", '{"a": [1, {"b": null}]}'])}} for i in ids]
+                thought = self.some({self.pick(["reasoning", "reasoning_content"]): self.text(), "refusal": None, "annotations": [], "audio": None, "function_call": None})
+                messages.append({"role": "assistant", "content": self.pick([None, "", self.text()]), "tool_calls": [{**c, **self.some({"index": 0})} for c in calls], **thought})
+                messages += [{"role": "tool", "tool_call_id": i, "content": self.result("text"), **({"name": "tool_0"} if self.one(3) else {})} for i in ids]
+            if self.one(2):
+                messages.append({"role": "assistant", "content": self.text(), **self.some({"reasoning_content": self.text(), "tool_calls": []})})
+            if self.one(5):
+                messages.append({"role": "system", "content": self.text()})
+        body = {"model": "tiny", "messages": messages, "tools": [self.tool(n) for n in range(2)], "tool_choice": self.pick(["auto", "none", "required"]),
+                **self.some({"stream": True, "parallel_tool_calls": True, "max_completion_tokens": 64, "temperature": 0.5, "store": False, "metadata": {"user": "u"}, "prompt_cache_key": "k"}), **self.pick([{}, {}, self.reasoning(), self.template()])}
+        if messages[-1]["role"] == "assistant" and self.one(2):
+            body.update({"continue_final_message": True, "add_generation_prompt": False})
+        return body
+
+    def agent_messages(self):
+        cached = {"cache_control": self.pick([{"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}, None])}
+        text = lambda: {"type": "text", "text": self.pick([self.text(), self.text(), "<system-reminder>\n" + self.text() + "</system-reminder>"]), **self.pick([{}, {}, cached])}  # noqa: E731
+        messages, calls = [], 0
+        for _ in range(1 + self.r.randrange(4)):
+            messages.append({"role": "user", "content": self.pick([self.text(), [text()], [text(), text()]])})
+            for _ in range(self.r.randrange(3)):
+                ids = [f"toolu_{calls + i}" for i in range(1 + self.r.randrange(3))]
+                calls += len(ids)
+                thoughts = [{"type": "thinking", "thinking": self.pick([self.text(), self.text(), ""]), "signature": "s"}, {"type": "redacted_thinking", "data": "x"}][:self.r.randrange(3)]
+                uses = [{"type": "tool_use", "id": i, "name": f"tool_{self.r.randrange(2)}", "input": self.pick([{"city": "x"}, {}, {"a": [1, 2.5, None, {"b": "é"}]}]), **self.pick([{}, {}, cached, {"caller": {"type": "direct"}}])} for i in ids]
+                server = [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}}, {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}] if self.one(25) else []
+                messages.append({"role": "assistant", "content": thoughts + [text()] * self.r.randrange(2) + server + uses})
+                results = [{"type": "tool_result", "tool_use_id": i, "content": self.result("text"), **self.some({"is_error": self.one(2)}), **self.pick([{}, {}, cached])} for i in ids]
+                if self.one(8):
+                    results[0]["content"] = self.pick([[{"type": "tool_reference", "tool_name": "tool_1"}], [{"type": "text", "text": "x"}, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}], None])
+                if self.one(8):
+                    del results[0]["content"]
+                messages.append({"role": "user", "content": results + [text()] * self.r.randrange(2)})
+                if self.one(6):
+                    messages.append({"role": "system", "content": self.pick([self.text(), [text()], [text(), text()]])})
+            if self.one(2):
+                messages.append({"role": "assistant", "content": self.pick([self.text(), [text()], [{"type": "thinking", "thinking": self.text(), "signature": ""}, text()]])})
+        tools = [{"name": f"tool_{n}", "description": self.text(), "input_schema": {"$schema": "http://json-schema.org/draft-07/schema#", **self.schema(), "additionalProperties": False}, **self.pick([{}, {}, cached, {"defer_loading": True}, {"strict": True}, {"eager_input_streaming": True}])} for n in range(2)]
+        if self.one(12):
+            tools.append(self.pick([{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}, {"type": "custom", "name": "c", "input_schema": {"type": "object", "properties": {}}}, {"type": "tool_search_tool_regex_20251119", "name": "tool_search"}]))
+        return {"model": "tiny", "max_tokens": 64, "messages": messages, "tools": tools,
+                "system": self.pick([[{"type": "text", "text": "x-anthropic-billing-header: cc_version=1; cch=0;"}, {"type": "text", "text": self.text(), **cached}, {"type": "text", "text": self.text()}], [text()], self.text()]),
+                **self.some({"stream": True, "metadata": {"user_id": "u"}, "temperature": 1, "thinking": self.pick([{"type": "adaptive"}, {"type": "enabled", "budget_tokens": 1024}, {"type": "disabled"}]), "output_config": {"effort": self.pick(["low", "high", "max"])},
+                             "tool_choice": self.pick([{"type": "auto"}, {"type": "auto", "disable_parallel_tool_use": True}, {"type": "any"}]), "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}})}
+
+    def agent_tools(self):
+        """Tools of a response: functions, some in a namespace, custom ones, and some that the engine runs itself."""
+        def function(name):
+            return {"type": "function", "name": name, "description": self.text(), "parameters": self.schema(), **self.pick([{"strict": False}, {"strict": None}, {}, {"strict": True, "defer_loading": True}])}
+        custom = {"type": "custom", "name": "apply_patch", "description": self.text(), **self.pick([{}, {"format": {"type": "text"}}, {"format": {"type": "text"}}, {"format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}}])}
+        space = {"type": "namespace", "name": self.pick(["mcp__fs", "n"]), "description": self.text(), "tools": self.pick([[function("tool_0")], [function("read"), function("write")], [function("a"), {"type": "custom", "name": "c"}], []])}
+        own = [{"type": "web_search"}, {"type": "web_search_preview", "search_context_size": "low"}, {"type": "local_shell"}, {"type": "shell"}, {"type": "image_generation"}, {"type": "apply_patch"}, {"type": "file_search", "vector_store_ids": ["v"]},
+               {"type": "mcp", "server_label": "m", "server_url": "http://127.0.0.1:9"}, {"type": "code_interpreter", "container": {"type": "auto"}}, {"type": "tool_search"}, {"type": "nonsense"}]
+        tools = [function("tool_0")] + [self.pick([function("tool_1"), custom, space, self.pick(own)]) for _ in range(self.r.randrange(4))]
+        self.r.shuffle(tools)
+        return tools
+
+    def agent_response(self):
+        parts = lambda *texts: [{"type": "input_text", "text": text} for text in texts]  # noqa: E731
+        items = [{"type": "message", "role": "developer", "content": parts(self.text())}, {"type": "message", "role": "user", "content": parts("<environment_context>\n" + self.text(), self.text())}][self.r.randrange(3):]
+        calls = 0
+        for _ in range(1 + self.r.randrange(3)):
+            items.append({"type": "message", "role": "user", "content": parts(self.text())})
+            for _ in range(self.r.randrange(3)):
+                if self.one(2):
+                    items.append({"type": "reasoning", "summary": self.pick([[], [{"type": "summary_text", "text": self.text()}]]), **self.some({"id": "rs_1", "content": self.pick([None, [{"type": "reasoning_text", "text": self.text()}]]), "encrypted_content": "x" if self.one(20) else None})})
+                if self.one(3):
+                    items.append({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": self.text(), **self.some({"annotations": []})}], **self.some({"id": "msg_1", "status": self.pick(["completed", "in_progress"]), "phase": "commentary"})})
+                made = []
+                for _ in range(1 + self.r.randrange(2)):
+                    calls += 1
+                    made.append(self.pick([("function_call", {"arguments": self.pick(['{"city": "x"}', "{}", "", "{"]), **self.some({"namespace": self.pick(["mcp__fs", "n", "", None])})})] * 3 + [("custom_tool_call", {"input": self.pick(["*** Begin Patch\n+é\"\\", "", self.text()])})]
+                                          + ([("local_shell_call", {"action": {"type": "exec", "command": ["ls"], "env": {}}, "status": "completed"}), ("web_search_call", {"status": "completed", "action": {"type": "search", "query": "x"}}), ("tool_search_call", {"arguments": {}, "execution": "client"})] if self.one(8) else []))
+                                + (f"call_{calls}",))
+                items += [{"type": kind, "call_id": call, **({"name": self.pick(["tool_0", "tool_1", "read"])} if "arguments" in more or "input" in more else {}), **more, **self.some({"id": "fc_1", "status": "completed"})} for kind, more, call in made]
+                items += [{"type": kind + "_output", "call_id": call, "output": self.result("input_text"), **({"status": "completed"} if self.one(4) else {})} for kind, _, call in made]
+            if self.one(2):
+                items.append({"type": "message", "role": "assistant", "id": "msg_2", "status": self.pick(["completed", "completed", "incomplete"]), "content": [{"type": "output_text", "text": self.text(), "annotations": []}]})
+        return {"model": "tiny", "instructions": self.text(), "input": items, "tools": self.agent_tools(), "tool_choice": self.pick(["auto"] * 6 + ["required", "none", {"type": "custom", "name": "apply_patch"}, {"type": "function", "name": "tool_0"}]), "store": False,
+                **self.some({"stream": True, "parallel_tool_calls": self.one(2), "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k", "reasoning": {"effort": self.pick(["low", "medium", "high"]), "summary": "auto"}, "text": {"verbosity": "low"}, "max_output_tokens": 64})}
 
 
 def bodies(api, seed, count):

@@ -3,8 +3,8 @@
 encoders.py KIND URL SEED COUNT OUT: posts COUNT bodies to URL/v1/chat/completions/render (harmony_responses: /v1/responses/render) of a vLLM that serves "tiny", and
 writes a line each to OUT (gzipped): the body, and the ids or the status; sound: the body is what clients write. KIND selects special tokens that clients write:
 harmony, deepseek; sglang: before it posts them to SGLang's chats. Two thirds are conversations with tools, results and thoughts, the rest is what bodies.py calls
-valid, nearly valid or hostile, without sampling parameters. sglang_API: bodies.py's for an API, posted to where sglang_ids.py
-serves it. encoders.py golden IN COUNT OUT: the first COUNT lines with a
+valid, nearly valid or hostile, without sampling parameters. sglang_API, vllm_API: bodies.py's for an API, posted to where sglang_ids.py
+serves it, or to vLLM's endpoint that shows the ids. encoders.py golden IN COUNT OUT: the first COUNT lines with a
 hash in place of the ids. Run by any Python 3; encoders.sh starts the engine.
 """
 import gzip
@@ -220,7 +220,9 @@ class Maker(bodies.Maker):
 def ask(url, body, wait=60):
     request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})
     try:
-        return {"ids": json.load(urllib.request.urlopen(request, timeout=wait))["token_ids"]}
+        answer = json.load(urllib.request.urlopen(request, timeout=wait))
+        answer = answer[0] if isinstance(answer, list) else answer  # of a batch, the first prompt
+        return {"ids": answer["token_ids"] if "token_ids" in answer else answer["tokens"]}
     except urllib.error.HTTPError as e:
         answer = e.read()
         try:
@@ -246,24 +248,30 @@ PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "resp
          "generate": "/generate"}
 
 
-def sglang(api, url, seed, count, out):
+RENDERED = {api: path + "/render" for api, path in PATHS.items()} | {"tokenize": "/tokenize"}
+
+
+def odd(engine, url, api, seed, count, out):
+    """Bodies of bodies.py."""
+    url += (PATHS if engine == "sglang" else RENDERED)[api]
     with gzip.open(out, "wt") as f:
         for body in bodies.bodies(api, seed, int(count)):
-            if re.search(r'"n": [ "+]*[1-9][\d_]{3}', body):  # SGLang makes a list of n elements
+            if re.search(r'"n": [ "+]*[1-9][\d_]{3}', body):  # the engine makes a list of n elements
                 continue
             try:
-                answer = ask(url + PATHS[api], body, 4)
-            except (TimeoutError, ValueError, KeyError, TypeError):  # sampled several times, or of no prompt
+                answer = ask(url, body, 4)
+            except (TimeoutError, ValueError, LookupError, TypeError):  # sampled several times, or of no prompt
                 answer = {"status": 599, "reason": "no ids"}
             ids = answer.get("ids", [0])
-            if not ids or any(type(i) is not int or not 0 <= i < 200000 for i in ids):
+            if engine == "sglang" and (not ids or any(type(i) is not int or not 0 <= i < 200000 for i in ids)):
                 answer = {"status": 599, "reason": "the scheduler refuses it"}
             f.write(json.dumps({"body": body, **answer}) + "\n")
 
 
 def main(kind, url, seed, count, out):
-    if kind.startswith("sglang_"):
-        return sglang(kind.removeprefix("sglang_"), url, seed, count, out)
+    engine, _, api = kind.partition("_")
+    if engine in ("sglang", "vllm"):
+        return odd(engine, url, api, seed, count, out)
     path = PATHS["chat"] if kind.startswith("sglang:") else "/v1/responses/render" if kind == "harmony_responses" else "/v1/chat/completions/render"
     maker = Maker(int(seed), kind)
     with gzip.open(out, "wt") as f:

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Records what stock vLLM makes of generated chats for models whose prompts it encodes in code, and stock SGLang of bodies of
-# its APIs: encoders.sh ENGINES MODELS COUNT OUT, with ENGINES the folder of install.sh, MODELS that of tokenizers. Writes
+# Records what stock vLLM makes of generated chats for models whose prompts it encodes in code, and what it and stock SGLang make
+# of bodies of their APIs: encoders.sh ENGINES MODELS COUNT OUT, with ENGINES the folder of install.sh, MODELS that of tokenizers. Writes
 # OUT/NAME.jsonl.gz. vLLM runs without weights (vllm launch render), SGLang up to its scheduler (sglang_ids.py).
 set -euo pipefail
 own=$(cd "$(dirname "$0")" && pwd)
@@ -12,20 +12,24 @@ trap '[ -z "$server" ] || kill -- "$server"; rm -rf "$work"' EXIT
 export VLLM_SYSTEM_START_DATE=2026-11-22 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 TIKTOKEN_ENCODINGS_BASE=$work/gptoss
 port=${PORT:-8391}
 
-record() { # NAME TOKENIZER KIND ARGUMENTS...
-  local name=$1 tokenizer=$2 kind=$3
-  shift 3
+record() { # NAME TOKENIZER LENGTH KIND/APIS ARGUMENTS...; an empty KIND: no chats of encoders.py; APIS: bodies of bodies.py
+  local name=$1 tokenizer=$2 length=$3 kind=${4%/*} api
+  local apis=(${4##*/})
+  shift 4
   [ -z "${ONLY:-}" ] || [[ " $ONLY " = *" $name "* ]] || return 0
   "$vllm/bin/python" "$own/encoder_models.py" "$models/$tokenizer" "$work/$tokenizer"
   "$vllm/bin/vllm" launch render "$work/$tokenizer" --host 127.0.0.1 --port "$port" --served-model-name tiny \
-    --max-model-len 16384 "$@" > "$out/$name.log" 2>&1 &
+    --max-model-len "$length" "$@" > "$out/$name.log" 2>&1 &
   server=$!
   for _ in $(seq 900); do
     curl -sf -o /dev/null "http://127.0.0.1:$port/health" && break
     kill -0 "$server" || { tail -5 "$out/$name.log"; exit 1; }
     sleep 1
   done
-  python3 "$own/encoders.py" "$kind" "http://127.0.0.1:$port" "${SEED:-$RANDOM}" "$count" "$out/$name.jsonl.gz"
+  [ -z "$kind" ] || python3 "$own/encoders.py" "$kind" "http://127.0.0.1:$port" "${SEED:-$RANDOM}" "$count" "$out/$name.jsonl.gz"
+  for api in "${apis[@]}"; do
+    python3 "$own/encoders.py" "vllm_$api" "http://127.0.0.1:$port" "${SEED:-$RANDOM}" "$count" "$out/vllm_${name}_$api.jsonl.gz"
+  done
   kill "$server"
   wait "$server" || true
   server=
@@ -57,14 +61,20 @@ record_sglang() { # NAME TOKENIZER ARGUMENTS -- APIS...
 record_sglang sglang qwen3 -- sglang_chat sglang_completions sglang_responses sglang_messages sglang_generate
 record_sglang sglang qwen3 --is-embedding -- sglang_embeddings
 record_sglang sglang_dsv32 deepseek_v3 --tool-call-parser deepseekv32 --context-length 4096 -- conversations sglang_completions sglang_responses sglang_messages
-record harmony gptoss harmony --enable-auto-tool-choice --tool-call-parser openai
-record harmony_responses gptoss harmony_responses --enable-auto-tool-choice --tool-call-parser openai
-record deepseek_v32 deepseek_v3 deepseek --enable-auto-tool-choice --tool-call-parser deepseek_v32 --tokenizer-mode deepseek_v32
-record deepseek_v4 deepseek_v3 deepseek --enable-auto-tool-choice --tool-call-parser deepseek_v4 --tokenizer-mode deepseek_v4
-record deepseek_v41 deepseek_v3 deepseek --enable-auto-tool-choice --tool-call-parser deepseek_v41 --tokenizer-mode deepseek_v41
-record inkling inkling inkling --enable-auto-tool-choice --tool-call-parser inkling --tokenizer-mode inkling
+# Bodies of all APIs for a model of each kind. The template of gpt-oss, which /tokenize uses, prints the day's date.
+all='chat completions responses messages tokenize'
+tools=--enable-auto-tool-choice\ --tool-call-parser
+record qwen3 qwen3 1024 "/$all" $tools hermes --trust-request-chat-template
+record harmony gptoss 16384 "harmony/${all% *}" $tools openai
+record harmony_responses gptoss 16384 harmony_responses/ $tools openai
+for version in v32 v4 v41; do
+  record "deepseek_$version" deepseek_v3 16384 "deepseek/$all" $tools "deepseek_$version" --tokenizer-mode "deepseek_$version"
+done
+record inkling inkling 16384 "inkling/$all" $tools inkling --tokenizer-mode inkling
 # Without a tool parser: vLLM's own for Mistral fails with mistral-common 1.13 from version 11 on.
 for version in v1 v2 v3 v7 tekken_v3 tekken_v7 tekken_v11 tekken_v13 tekken_v15; do
-  record "mistral_$version" "mistral_$version" "mistral:${version##*v}"
+  apis=
+  [[ $version != v3 && $version != tekken_v15 ]] || apis=$all
+  record "mistral_$version" "mistral_$version" 16384 "mistral:${version##*v}/$apis"
   [ ! -d "$work/mistral_$version" ] || cp -r "$work/mistral_$version" "$out/" # the tests read the same files
 done

@@ -252,7 +252,9 @@ func (m *v4Message) flatten(msg *jinja.Dict, v41 bool) string {
 	for i := range parts {
 		part, _ := parts[i].AsDict()
 		texts[i] = text(part, "text")
-		if kind := text(part, "type"); kind != "text" && (!v41 || !slices.Contains(v41Parts, kind)) {
+		if kind := text(part, "type"); kind != "text" && m.role == "tool" && !v41 {
+			texts[i] = "[Unsupported " + kind + "]"
+		} else if kind != "text" && (!v41 || !slices.Contains(v41Parts, kind)) {
 			m.unread = refuse("Unsupported content block type: '%s'", kind)
 		}
 	}

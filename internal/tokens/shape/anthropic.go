@@ -231,7 +231,7 @@ func (c *anthropicChat) content(role string, blocks []jinja.Value) error {
 			if !arguments.Truth() {
 				arguments = jinja.FromDict(nil)
 			}
-			raw, err := jinja.AppendJSON(nil, arguments, jinja.JSONOptions{})
+			raw, err := jinja.AppendJSON(nil, arguments, jinja.JSONOptions{EnsureASCII: true})
 			if err != nil {
 				return err
 			}
@@ -442,7 +442,7 @@ func sglangAnthropicOptions(in input, fields *jinja.Dict, encoded bool) error {
 	case encoded:
 		fields.Set("chat_template_kwargs", object(kv{"thinking", jinja.Bool(kind != "disabled")}))
 	case kind != "disabled":
-		return &Refusal{Status: 400, Reason: "Anthropic thinking is not supported for models without a reasoning parser", Guessed: true}
+		return guess("Anthropic thinking is not supported for models without a reasoning parser")
 	}
 	if effort := body.Text(body.Member(in.Get("output_config"), "effort")); effort != "" {
 		if effort == "xhigh" {

@@ -14,7 +14,7 @@ func (m *Model) converted(in input) (*plan, error) {
 	case in.API == body.Responses && in.profile == profiles[SGLang]:
 		convert = m.sglangResponse
 	case in.API == body.Responses:
-		convert = responsesChat
+		convert = m.responsesChat
 	}
 	body, partial, err := convert(in)
 	if err != nil {
@@ -48,7 +48,7 @@ func functionTool(flat *jinja.Dict, parameters jinja.Value) jinja.Value {
 
 // responsesChat follows vLLM's vllm/entrypoints/openai/responses: instructions become the system
 // message, items become messages, and calls are added to the preceding assistant message.
-func responsesChat(in input) (fields *jinja.Dict, partial string, err error) {
+func (m *Model) responsesChat(in input) (fields *jinja.Dict, partial string, err error) {
 	if partial := engineHistory(in); partial != "" {
 		return nil, partial, nil
 	}
@@ -56,7 +56,7 @@ func responsesChat(in input) (fields *jinja.Dict, partial string, err error) {
 	instructions := in.Raw(body.FieldInstructions)
 	text, ok := body.TextOf(instructions)
 	if given(instructions) && !ok {
-		return nil, "", refuse("instructions: surrogates are not allowed in text")
+		return nil, "", m.refuseSurrogates(in, "instructions")
 	}
 	if text != "" {
 		list = append(list, jinja.FromDict(chatMessage(roleSystem, jinja.String(text))))
@@ -69,6 +69,10 @@ func responsesChat(in input) (fields *jinja.Dict, partial string, err error) {
 		list = append(list, jinja.FromDict(chatMessage(roleUser, jinja.String(text))))
 	} else if items, ok := v.AsList(); ok {
 		for i := range items {
+			item, _ := items[i].AsDict()
+			if in.profile != profiles[VLLM] && (strings.HasPrefix(textAt(item, "type"), "custom_") || textAt(item, "namespace") != "") {
+				return nil, "calls of custom tools and of namespaces", nil
+			}
 			if list, err = responsesItem(list, items[i]); err != nil {
 				return nil, "", err
 			}
@@ -144,7 +148,7 @@ func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {
 	case "function_call":
 		name := text("name")
 		if space := text("namespace"); space != "" {
-			name = space + "__" + name
+			name = nameIn(space, name)
 		}
 		return appendCall(list, functionCall(text("call_id"), name, text("arguments"))), nil
 	case "custom_tool_call":
@@ -174,13 +178,16 @@ func shownTools(tool *jinja.Dict) (list []jinja.Value) {
 		for i := range inner {
 			if f, _ := inner[i].AsDict(); textAt(f, "type") == "function" {
 				f = f.Clone()
-				f.Set("name", jinja.String(textAt(tool, "name")+"__"+textAt(f, "name")))
+				f.Set("name", jinja.String(nameIn(textAt(tool, "name"), textAt(f, "name"))))
 				list = append(list, functionTool(f, member(f, "parameters")))
 			}
 		}
 	}
 	return list
 }
+
+// nameIn returns the name by which vLLM shows a function of a namespace.
+func nameIn(space, name string) string { return space + "__" + name }
 
 var customParameters, _ = jinja.ParseJSON([]byte(`{"type": "object", "properties": {"input": {"type": "string", "description": ` +
 	`"The freeform text payload for this tool."}}, "required": ["input"], "additionalProperties": false}`))

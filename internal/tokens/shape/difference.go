@@ -18,10 +18,7 @@ type Difference struct {
 
 // Compare returns the first difference between two lists of ids, nil if they are equal.
 func Compare(tok *bpe.Tokenizer, ours, theirs []uint32) *Difference {
-	at := 0
-	for at < len(ours) && at < len(theirs) && ours[at] == theirs[at] {
-		at++
-	}
+	at := common(ours, theirs)
 	if at == len(ours) && at == len(theirs) {
 		return nil
 	}

@@ -15,10 +15,12 @@ import (
 // them was recorded.
 func TestOddBodies(t *testing.T) {
 	t.Parallel()
-	const refused, unknown = "refused", "not known"
+	const refused, guessed, unknown = "refused", "refused by this version", "not known"
 	const chat, user, call = `{"messages":[{"role":"user","content":"U"},`, `{"role":"user","content":"U"}`, `{"id":"123456789","type":"function","function":{"name":"f","arguments":`
 	const result = `{"role":"tool","tool_call_id":"123456789","content":"r"},` + user + `]}`
 	const empty = chat + `{"role":"assistant","content":"","tool_calls":[` + call + `"{}"}}]},{"role":"tool","tool_call_id":"123456789","content":[],`
+	const answered = chat + `{"role":"tool","tool_call_id":"c","content":`
+	const named = `{"max_tokens":9,"messages":[` + user + `],"tools":[{"name":"f","input_schema":{"type":"object"}}],`
 	called := func(arguments string) string {
 		return chat + `{"role":"assistant","content":"","tool_calls":[` + call + arguments + `}}]},` + result
 	}
@@ -42,7 +44,16 @@ func TestOddBodies(t *testing.T) {
 		{v4, body.Chat, `{"continue_final_message":true,"add_generation_prompt":true,"messages":[` + user + `]}`, refused},
 		{"inkling", body.Tokenize, chat + `{"role":"assistant","content":"A","reasoning_content":"B"},` + user + `]}`, unknown},
 		{"inkling", body.Tokenize, chat + `{"role":"assistant","content":"","tool_calls":[` + call + `"{}"}}]},` + result, unknown},
-		{"deepseek_v41", body.Chat, empty + `"name":"n"}]}`, empty + `"name":"n"}]}`}, {"deepseek_v41", body.Chat, empty + `"x":"n"}]}`, refused},
+		{"deepseek_v41", body.Chat, empty + `"name":"n"}]}`, empty + `"name":"n"}]}`}, {"deepseek_v41", body.Chat, empty + `"x":"n"}]}`, guessed},
+		{v4, body.Chat, answered + `[{"type":"text","text":"a"},{"type":"tool_reference","name":"t"}],"name":"n"}]}`, answered + `"a\n\n[Unsupported tool_reference]","name":"n"}]}`},
+		{v4, body.Messages, `{"max_tokens":9,"messages":[` + user + `,{"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":[{"type":"tool_reference","tool_name":"t"}]}]}]}`,
+			`{"max_tokens":9,"messages":[` + user + `,{"role":"user","content":[{"type":"tool_result","tool_use_id":"c"},{"type":"tool_result","tool_use_id":"c","content":"[Unsupported tool_reference]"}]}]}`},
+		{v4, body.Tokenize, `{"prompt":"a","messages":[{"role":"user","content":1}]}`, unknown},
+		{v4, body.Completions, `{"prompt":[99999]}`, guessed}, {v4, body.Completions, `{"prompt":"\ud800"}`, refused},
+		{harmony, body.Chat, `{"max_tokens":99999,"messages":[` + user + `]}`, `{"messages":[` + user + `]}`},
+		{harmony, body.Responses, `{"max_output_tokens":99999,"input":"a"}`, refused}, {v4, body.Chat, `{"max_tokens":99999,"messages":[` + user + `]}`, refused},
+		{mistral, body.Completions, `{"prompt":"\ud800"}`, unknown}, {mistral, body.Responses, `{"input":"a","instructions":"\ud800"}`, unknown},
+		{mistral, body.Messages, named + `"tool_choice":{"type":"tool","name":"g"}}`, named + `"tool_choice":{"type":"auto"}}`}, {v4, body.Messages, named + `"tool_choice":{"type":"tool","name":"g"}}`, refused},
 		{harmony, body.Tokenize, `{"continue_final_message":true,"messages":[` + user + `]}`, refused},
 	} {
 		files := fstest.MapFS{"tokenizer.json": {Data: raw}, "config.json": {Data: []byte(encoderModels[c.model][1])}}
@@ -56,19 +67,76 @@ func TestOddBodies(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, err := m.RenderPrompt(req, shape.VLLM)
+			if got.Partial != "" && got.IDs == nil {
+				err = errors.New(got.Partial)
+			}
 			return got.IDs, err
 		}
 		got, err := ids(c.body)
-		_, refusal := errors.AsType[*shape.Refusal](err)
+		refusal, isRefusal := errors.AsType[*shape.Refusal](err)
 		switch c.want {
-		case refused, unknown:
-			if err == nil || refusal != (c.want == refused) {
+		case refused, guessed, unknown:
+			if err == nil || isRefusal != (c.want != unknown) || isRefusal && refusal.Guessed != (c.want == guessed) {
 				t.Errorf("%s, %v %.200s: got %d ids, error %v, want it to be %s", c.model, c.api, c.body, len(got), err, c.want)
 			}
 		default:
 			want, wrong := ids(c.want)
 			if err != nil || wrong != nil || len(got) == 0 || !slices.Equal(got, want) {
 				t.Errorf("%s, %v %.200s: got %v, error %v, want %v, error %v", c.model, c.api, c.body, got, err, want, wrong)
+			}
+		}
+	}
+}
+
+// The input of a tool's use is printed in ASCII by both engines (the argument's text is printed as it is for gpt-oss).
+func TestUsesOfToolsAreASCII(t *testing.T) {
+	t.Parallel()
+	m := loadEncoderModel(t, fstest.MapFS{"tokenizer.json": {Data: byteTokenizer("<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|channel|>")},
+		"config.json": {Data: []byte(encoderModels["harmony"][1])}})
+	req, err := body.Parse(body.Messages, []byte(`{"max_tokens":9,"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"c","name":"f","input":{"a":"é"}}]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := m.RenderPrompt(req, shape.VLLM); err != nil || !strings.Contains(got.Text, `{"a": "\u00e9"}`) {
+		t.Errorf("got %q, %v, want the input in ASCII", got.Text, err)
+	}
+}
+
+// A template that iterates over parts gets those of a tool's result if one is a reference (recorded from vLLM 0.32.0).
+func TestToolReferences(t *testing.T) {
+	t.Parallel()
+	m := tinyChat(t, "{}", "{}", "{% for m in messages %}{% if m.content is string %}={{ m.content }}{% else %}{% for p in m.content %}<{{ p.type }} {{ p.name }} {{ p.text }}>{% endfor %}{% endif %}{% endfor %}")
+	req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"tool","tool_call_id":"c","name":"n","content":[{"type":"text","text":"a"},{"type":"tool_reference","name":"t"}]},
+		{"role":"tool","tool_call_id":"c","name":"n","content":[{"type":"text","text":"b"},{"type":"text","text":"c"}]},{"role":"user","name":"n","content":[{"type":"tool_reference","name":"u"}]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "<text  a><tool_reference t >=b\nc<tool_reference u >"
+	if got, err := m.RenderPrompt(req, shape.VLLM); err != nil || got.Text != want {
+		t.Errorf("got %q, %v, want %q", got.Text, err, want)
+	}
+}
+
+// TestCallsOfOtherEngines: what only vLLM was compared with has no ids for TensorRT-LLM.
+func TestCallsOfOtherEngines(t *testing.T) {
+	t.Parallel()
+	m := tinyChat(t, "{}", "{}", "{{ messages }}")
+	for _, c := range []struct {
+		item string
+		ids  map[shape.Engine]bool
+	}{
+		{`{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}`, map[shape.Engine]bool{shape.VLLM: true, shape.TRTLLM: true}},
+		{`{"type":"function_call","call_id":"c","name":"f","arguments":"{}","namespace":"n"}`, map[shape.Engine]bool{shape.VLLM: true, shape.TRTLLM: false}},
+		{`{"type":"custom_tool_call","call_id":"c","name":"f","input":"x"}`, map[shape.Engine]bool{shape.VLLM: true, shape.TRTLLM: false}},
+		{`{"type":"custom_tool_call_output","call_id":"c","output":"x"}`, map[shape.Engine]bool{shape.VLLM: true, shape.TRTLLM: false}},
+	} {
+		for engine, want := range c.ids {
+			req, err := body.Parse(body.Responses, []byte(`{"input":[{"role":"user","content":"x"},`+c.item+`]}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := m.RenderPrompt(req, engine); err != nil || (len(got.IDs) > 0) != want || (got.Partial == "") != want {
+				t.Errorf("%v %s: got %d ids, partial %q, %v, want ids: %v", engine, c.item, len(got.IDs), got.Partial, err, want)
 			}
 		}
 	}

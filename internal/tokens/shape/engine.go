@@ -48,4 +48,8 @@ func refuse(format string, args ...any) error {
 	return &Refusal{Status: 400, Reason: fmt.Sprintf(format, args...)}
 }
 
+func guess(format string, args ...any) error {
+	return &Refusal{Status: 400, Reason: fmt.Sprintf(format, args...), Guessed: true}
+}
+
 func refuseWith(status int, reason string) error { return &Refusal{Status: status, Reason: reason} }

@@ -172,6 +172,8 @@ func (m *Model) plan(in input) (p *plan, assumed string, err error) {
 		switch {
 		case assumed != "" && (in.profile != profiles[VLLM] || in.Form == body.FormNone): // other engines have other field names
 			err = fmt.Errorf("the prompt of the %v API is not known", in.API)
+		case in.API == body.Tokenize && in.Has(body.FieldPrompt) && in.Has(body.FieldMessages):
+			p = &plan{partial: "a prompt and messages"}
 		case chat && in.API == body.Tokenize:
 			p, err = in.profile.chat(m, in)
 		case chat && in.API.Pools():
@@ -181,7 +183,7 @@ func (m *Model) plan(in input) (p *plan, assumed string, err error) {
 			p, err = m.plain(in)
 		}
 	case body.Responses, body.Messages, body.CountTokens:
-		if in.API == body.Responses && in.profile != profiles[TRTLLM] && m.encoder != nil && m.encoder.Traits().Messages == encoders.Validated {
+		if in.API == body.Responses && in.profile != profiles[TRTLLM] && m.encodes(encoders.Validated) {
 			if in.profile != profiles[VLLM] {
 				return nil, "", encoders.ErrMissing
 			}
@@ -258,7 +260,7 @@ func (m *Model) plain(in input) (*plan, error) {
 	case body.FormText, body.FormTexts:
 		text, err := body.AppendText(make([]byte, 0, len(raw)), raw)
 		if err != nil {
-			return nil, refuse("%s: %v", in.API, err)
+			return nil, m.refuseSurrogates(in, in.API.String())
 		}
 		p.text = asText(text)
 		p.addSpecial = true
@@ -284,12 +286,25 @@ func (m *Model) plain(in input) (*plan, error) {
 	}
 }
 
-// checkIDs refuses out-of-vocabulary ids: vLLM answers 400, and SGLang crashes.
+// encodes reports whether vLLM encodes chats in code that takes messages in this form.
+func (m *Model) encodes(form encoders.Form) bool {
+	return m.encoder != nil && m.encoder.Traits().Messages == form
+}
+
+// refuseSurrogates refuses half of a surrogate pair, which mistral-common replaces.
+func (m *Model) refuseSurrogates(in input, name string) error {
+	if in.profile == profiles[VLLM] && m.encodes(encoders.Original) {
+		return encoders.ErrMissing
+	}
+	return refuse("%s: surrogates are not allowed in text", name)
+}
+
+// checkIDs refuses ids beyond the tokenizer's: vLLM answers 400 to those that the model does not have either, and SGLang crashes.
 func (m *Model) checkIDs(ids []uint32) error {
 	limit := uint32(m.idLimit)
 	for _, id := range ids {
 		if id >= limit {
-			return refuse("Token id %d is out of vocabulary", id)
+			return guess("Token id %d is out of vocabulary", id)
 		}
 	}
 	return nil

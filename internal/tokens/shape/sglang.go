@@ -125,11 +125,8 @@ func sglangLast(list []jinja.Value, cont bool) ([]jinja.Value, string) {
 	}
 	at := len(list) - 1
 	last, _ := list[at].AsDict()
-	if role := textAt(last, "role"); role != roleAssistant {
-		return list, ""
-	}
 	text, has, _ := textOf(last, "content")
-	if !has {
+	if !has || textAt(last, "role") != roleAssistant {
 		return list, ""
 	}
 	if cont {
@@ -214,25 +211,16 @@ func sglangEffort(in input) (effort, thinking jinja.Value, err error) {
 		return effort, thinking, err
 	}
 	if d, ok := reasoning.AsDict(); ok {
-		for _, key := range [...]string{"effort", "reasoning_effort"} {
-			if v, ok := d.Get(key); ok && !v.IsNone() {
-				effort = v
-				break
-			}
+		if v := firstOf(d, "effort", "reasoning_effort"); !v.IsNone() {
+			effort = v
 		}
-		for _, key := range [...]string{"enabled", "enable"} {
-			v, ok := d.Get(key)
-			if !ok || v.IsNone() {
-				continue
-			}
-			on := v.Truth()
-			if text, isText := v.AsString(); isText {
-				on = slices.Contains([]string{"1", "true", "yes", "y", "on"}, strings.ToLower(strings.TrimSpace(text)))
-			}
-			if on {
-				thinking = jinja.Bool(true)
-			}
-			break
+		enabled := firstOf(d, "enabled", "enable")
+		on := enabled.Truth()
+		if text, isText := enabled.AsString(); isText {
+			on = slices.Contains([]string{"1", "true", "yes", "y", "on"}, strings.ToLower(strings.TrimSpace(text)))
+		}
+		if on {
+			thinking = jinja.Bool(true)
 		}
 	}
 	if effort.IsNone() {
@@ -347,13 +335,9 @@ type sglangShape struct {
 var sglangRoles = []string{roleSystem, roleAssistant, roleTool, "function", roleDeveloper, "latest_reminder", "root"}
 
 func (s *sglangShape) message(v jinja.Value) (jinja.Value, error) {
-	msg, ok := v.AsDict()
-	if !ok {
-		return v, refuse("messages: input should be a valid dictionary")
-	}
-	role, has, _ := textOf(msg, "role")
-	if !has {
-		return v, refuse("messages.role: 'role' must be a string")
+	msg, role, err := messageHead(v)
+	if err != nil {
+		return v, err
 	}
 	content, given := msg.Get("content")
 	if role == roleUser {

@@ -1,6 +1,9 @@
 package shape_test
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -14,73 +17,104 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// sglangAPIs are those of the recordings sglang_NAME.jsonl.gz, and sglang_dsv32_NAME.jsonl.gz, of e2e/engines/encoders.py.
-var sglangAPIs = map[string]body.API{"chat": body.Chat, "completions": body.Completions, "responses": body.Responses, "embeddings": body.Embeddings,
-	"messages": body.Messages, "generate": body.Generate, "conversations": body.Chat}
+// bodyAPIs are those of the recordings ENGINE_MODEL_NAME.jsonl.gz of e2e/engines/encoders.py.
+var bodyAPIs = map[string]body.API{"chat": body.Chat, "completions": body.Completions, "responses": body.Responses, "embeddings": body.Embeddings,
+	"messages": body.Messages, "generate": body.Generate, "conversations": body.Chat, "tokenize": body.Tokenize}
 
-// TestSGLangBodies compares the ids of stock SGLang for generated bodies, valid ones and others: samples, and the files in
-// KVLANE_ENCODER_CASES.
-func TestSGLangBodies(t *testing.T) {
+// TestSGLangBodies and TestVLLMBodies compare the ids of a stock engine for generated bodies, valid ones and others: samples,
+// and the files in KVLANE_ENCODER_CASES.
+func TestSGLangBodies(t *testing.T) { compareBodies(t, shape.SGLang, 10) }
+
+func TestVLLMBodies(t *testing.T) { compareBodies(t, shape.VLLM, 25) }
+
+func compareBodies(t *testing.T, engine shape.Engine, most int) {
+	t.Helper()
 	t.Parallel()
-	m, err := shape.Load(os.DirFS("../models/qwen3"), shape.Options{ToolParser: true, MaxModelLen: 1024})
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, _ := filepath.Glob("testdata/sglang/*.jsonl.gz")
+	files, _ := filepath.Glob("testdata/bodies/" + engine.String() + "_*.jsonl.gz")
 	if live := os.Getenv("KVLANE_ENCODER_CASES"); live != "" {
-		files, _ = filepath.Glob(filepath.Join(live, "sglang_*.jsonl.gz"))
-	} else if len(files) < len(sglangAPIs) {
-		t.Fatalf("got recordings %v, want one for each of %d APIs", files, len(sglangAPIs))
+		files, _ = filepath.Glob(filepath.Join(live, engine.String()+"_*.jsonl.gz"))
+	} else if len(files) < most {
+		t.Fatalf("got recordings %v, want %d", files, most)
 	}
-	encoded := encoderModel(t, "sglang_dsv32")
+	models := map[string]*shape.Model{}
 	for _, file := range files {
+		name := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), engine.String()+"_"), ".jsonl.gz")
+		at := strings.LastIndexByte(name, '_')
+		model, api := name[:max(at, 0)], name[at+1:]
+		if models[model] == nil {
+			models[model] = bodiesModel(t, engine, model)
+		}
+		m, share := models[model], aloneShares[engine.String()+"_"+name]
+		if engine == shape.VLLM {
+			share = aloneShares["vllm_"+api]
+		}
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			t.Parallel()
-			name, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(file), "sglang_"), ".")
-			m := m
-			if api, found := strings.CutPrefix(name, "dsv32_"); found {
-				m, name = encoded, api
-			}
-			compareSGLang(t, m, sglangAPIs[name], file, aloneShares[strings.TrimPrefix(strings.TrimSuffix(filepath.Base(file), ".jsonl.gz"), "sglang_")])
+			compareRecorded(t, m, engine, bodyAPIs[api], file, share)
 		})
 	}
 }
 
-// aloneShares are the shares of the bodies refused by the engine that Kvlane has ids for, as of 3,000 bodies each.
-var aloneShares = map[string]float64{"chat": 0.064, "completions": 0.375, "responses": 0.467, "messages": 0.372, "embeddings": 0.381, "generate": 0.508,
-	"dsv32_conversations": 0.057, "dsv32_completions": 0.375, "dsv32_responses": 0.426, "dsv32_messages": 0.550}
-
-func compareSGLang(t *testing.T, m *shape.Model, api body.API, file string, share float64) {
+// bodiesModel returns the model of recordings: Qwen3's, or one with an encoder.
+func bodiesModel(t *testing.T, engine shape.Engine, name string) *shape.Model {
 	t.Helper()
-	var equal, refused, alone, partial, different int
+	switch {
+	case name == "" || name == "qwen3":
+		m, err := shape.Load(os.DirFS("../models/qwen3"), shape.Options{ToolParser: true, TrustTemplates: engine == shape.VLLM, MaxModelLen: 1024})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	case engine == shape.SGLang:
+		name = "sglang_" + name
+	}
+	return encoderModel(t, name)
+}
+
+// aloneShares are the shares of the bodies refused by the engine that Kvlane has ids for, as of 3,000 bodies each; vLLM's are
+// the largest of all models.
+var aloneShares = map[string]float64{"sglang_chat": 0.064, "sglang_completions": 0.375, "sglang_responses": 0.467, "sglang_messages": 0.372,
+	"sglang_embeddings": 0.381, "sglang_generate": 0.508, "sglang_dsv32_conversations": 0.057, "sglang_dsv32_completions": 0.375,
+	"sglang_dsv32_responses": 0.426, "sglang_dsv32_messages": 0.550, "vllm_chat": 0.11, "vllm_completions": 0.43, "vllm_messages": 0.36,
+	"vllm_responses": 0.49, "vllm_tokenize": 0.36}
+
+func compareRecorded(t *testing.T, m *shape.Model, engine shape.Engine, api body.API, file string, share float64) {
+	t.Helper()
+	var equal, both, alone, none, different int
+	reasons := map[string]int{}
 	for c := range encoderCases(t, file) {
 		req, err := body.Parse(api, []byte(c.Body))
 		var got shape.Result
-		if err == nil {
-			got, err = m.RenderPrompt(req, shape.SGLang)
+		invalid := err != nil
+		if !invalid {
+			got, err = m.RenderPrompt(req, engine)
 		}
+		refused, refusal := errors.AsType[*shape.Refusal](err)
 		switch {
-		case c.Status != 0 && err != nil:
-			refused++
-		case c.Status != 0: // for types and values of fields that are not read here
+		case c.Status != 0 && (invalid || refusal || err != nil && engine == shape.SGLang):
+			both++
+		case c.Status != 0 && err == nil && got.Partial == "": // for types and values of fields that are not read here
 			alone++
 		case err == nil && got.Partial == "" && (slices.Equal(got.IDs, c.IDs) || c.Hash != "" && c.Hash == hashOf(got.IDs)):
 			equal++
-		case err == nil && got.Partial != "" && (c.Hash != "" || len(got.IDs) <= len(c.IDs) && slices.Equal(got.IDs, c.IDs[:len(got.IDs)])):
-			partial++
+		case c.Status == 0 && refusal && refused.Guessed && engine == shape.VLLM,
+			err == nil && got.Partial != "" && (c.Status != 0 || c.Hash != "" || len(got.IDs) <= len(c.IDs) && slices.Equal(got.IDs, c.IDs[:len(got.IDs)])),
+			err != nil && !refusal && engine == shape.VLLM:
+			none++
+			reasons[cmp.Or(got.Partial, fmt.Sprint(err))]++
 		default:
 			if different++; different <= 10 {
-				t.Errorf("%.2000s\ngot %d ids, partial %q, error %v, want %d ids", c.Body, len(got.IDs), got.Partial, err, len(c.IDs))
+				t.Errorf("%.2000s\ngot %d ids, partial %q, error %v, want %d ids, status %d %s", c.Body, len(got.IDs), got.Partial, err, len(c.IDs), c.Status, c.Reason)
 			}
 		}
 	}
-	t.Logf("%d equal, %d refused by both, %d by the engine alone, %d known in part, %d different", equal, refused, alone, partial, different)
-	n := float64(alone + refused)
+	t.Logf("%d equal, %d refused by both, %d by the engine alone, %d with no ids or known in part %v, %d different", equal, both, alone, none, reasons, different)
+	n := float64(alone + both)
 	if most := n*share + 4*math.Sqrt(n*share*(1-share)); share == 0 || float64(alone) > most {
 		t.Errorf("got %d refused by the engine alone, want at most %.0f of %.0f: refusals drift", alone, most, n)
 	}
-	if equal == 0 || refused == 0 || partial > equal/10 {
-		t.Errorf("got %d equal, %d refused and %d in part, want some of the first two and few of the last", equal, refused, partial)
+	if equal == 0 || both == 0 || none > 3*equal {
+		t.Errorf("got %d equal, %d refused and %d in part, want some of the first two and few of the last", equal, both, none)
 	}
 }
 

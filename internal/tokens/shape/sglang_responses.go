@@ -16,7 +16,7 @@ func (m *Model) sglangResponse(in input) (fields *jinja.Dict, partial string, er
 	}
 	var t sglangTurns
 	if text, ok := body.TextOf(in.Raw(body.FieldInstructions)); !ok && given(in.Raw(body.FieldInstructions)) {
-		return nil, "", refuse("instructions: surrogates are not allowed in text")
+		return nil, "", m.refuseSurrogates(in, "instructions")
 	} else if text != "" {
 		t.list = append(t.list, chatMessage(roleSystem, jinja.String(text)))
 	}

@@ -128,7 +128,10 @@ func (s *trtllmShape) content(v jinja.Value) (jinja.Value, error) {
 			texts = append(texts, text)
 		}
 	}
-	return joinBehind(media, texts), nil
+	if media { // one mark is enough: the prompt is cut at the first
+		texts = append([]string{mediaMark}, texts...)
+	}
+	return join(texts, "\n"), nil
 }
 
 // trtllmCalls parses the arguments of calls to objects; invalid JSON stays a text.

@@ -23,7 +23,7 @@ func (m *Model) vllmChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	encoded := m.encoder != nil && (!tokenize || m.encoder.Traits().Messages != encoders.Validated)
+	encoded := m.encoder != nil && (!tokenize || !m.encodes(encoders.Validated))
 	if cont && add && (!encoded || given(in.Raw(body.FieldAddGenerationPrompt))) {
 		return nil, refuse("continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you want " +
 			"the model to continue the final message, and add_generation_prompt when you want to add a header that will prompt it to start " +
@@ -148,32 +148,6 @@ func vllmEffort(in input) (string, error) {
 
 var efforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}
 
-// setVLLMEffort adds what reasoning_effort sets to the arguments of a template; given are those of the request.
-func setVLLMEffort(args, given *jinja.Dict, in input) error {
-	level, err := vllmEffort(in)
-	if level != "" && err == nil {
-		args.Set("reasoning_effort", jinja.String(level))
-		if _, has := given.Get("enable_thinking"); !has {
-			args.Set("enable_thinking", jinja.Bool(level != "none"))
-		}
-	}
-	return err
-}
-
-// vllmDocuments returns documents, None if there are none.
-func vllmDocuments(in input) (jinja.Value, error) {
-	items, present, err := in.listOf(body.FieldDocuments)
-	if err != nil || !present {
-		return jinja.None(), err
-	}
-	for i := range items {
-		if _, ok := items[i].AsDict(); !ok {
-			return jinja.None(), refuse("documents.%d: input should be a valid dictionary", i)
-		}
-	}
-	return jinja.List(items), nil
-}
-
 // vllmTools checks tools and tool_choice and converts the tools to the form of pydantic's dump.
 func (m *Model) vllmTools(in input, tokenize bool) (tools []jinja.Value, have bool, err error) {
 	list, have, err := in.listOf(body.FieldTools)
@@ -208,6 +182,9 @@ func (m *Model) vllmTools(in input, tokenize bool) (tools []jinja.Value, have bo
 	}
 	if isText {
 		return tools, true, m.vllmToolChoice(name)
+	}
+	if in.origin == body.Messages && m.encodes(encoders.Original) { // the tool parser compares the names, which Mistral's models do without
+		return tools, true, nil
 	}
 	return tools, true, m.vllmNamedTool(choice, tools)
 }
@@ -413,7 +390,8 @@ func (m *Model) vllmLength(in input, n int) error {
 	}
 	room := context - int64(n)
 	if !in.API.Pools() && in.API != body.VLLMGenerate {
-		if wanted, asked := in.vllmMaxTokens(); asked && wanted > context {
+		harmony := m.encodes(encoders.Validated) && in.API.TakesMessages() // its output is cut
+		if wanted, asked := in.vllmMaxTokens(); asked && wanted > context && !harmony {
 			return refuse("max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens.", wanted, context)
 		}
 		if echo, _ := laxBool(in.Get("echo")); !echo || in.API != body.Completions {

@@ -164,12 +164,19 @@ func vllmArguments(in input, tokenize bool) (*jinja.Dict, error) {
 	if tokenize {
 		return args, nil
 	}
-	if err := setVLLMEffort(args, kwargs, in); err != nil {
+	if level, err := vllmEffort(in); err != nil {
 		return nil, err
+	} else if level != "" {
+		args.Set("reasoning_effort", jinja.String(level))
+		if _, given := kwargs.Get("enable_thinking"); !given {
+			args.Set("enable_thinking", jinja.Bool(level != "none"))
+		}
 	}
-	documents, err := vllmDocuments(in)
-	if !documents.IsNone() {
-		args.Set("documents", documents)
+	documents, given, err := in.listOf(body.FieldDocuments)
+	if list := jinja.List(documents); given && listsDicts(list) {
+		args.Set("documents", list)
+	} else if given {
+		err = refuse("documents: input should be a list of valid dictionaries")
 	}
 	return args, err
 }
@@ -441,20 +448,13 @@ func validatedCalls(msg *jinja.Dict, role string) (out []jinja.Value, err error)
 		call, _ := calls[i].AsDict()
 		id, ok, _ := textOf(call, "id")
 		name, arguments := jinja.None(), jinja.String("")
-		switch textAt(call, "type") {
-		case "function":
-			function := dictAt(call, "function")
-			_, hasName, _ := textOf(function, "name")
-			_, hasArguments, _ := textOf(function, "arguments")
-			ok = ok && hasName && hasArguments
-			name, arguments = member(function, "name"), member(function, "arguments")
-		case "custom":
-			custom := dictAt(call, "custom")
-			_, hasName, _ := textOf(custom, "name")
-			_, hasInput, _ := textOf(custom, "input")
-			ok = ok && hasName && hasInput
-		default:
-			ok = false
+		kind := textAt(call, "type")
+		inner, said := dictAt(call, kind), map[string]string{"function": "arguments", "custom": "input"}[kind]
+		_, hasName, _ := textOf(inner, "name")
+		_, hasSaid, _ := textOf(inner, said)
+		ok = ok && said != "" && hasName && hasSaid
+		if kind == "function" {
+			name, arguments = member(inner, "name"), member(inner, said)
 		}
 		if !ok && role != roleAssistant {
 			return nil, encoders.ErrMissing // OpenAI's model of such a message keeps them as they are

@@ -101,7 +101,7 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 		parts, isList := content.AsList()
 		_, isDict := content.AsDict()
 		if (isList || isDict) && readLate(msg, parts, known, own) {
-			return v, refuse("cannot pickle 'pydantic_core._pydantic_core.ValidatorIterator' object")
+			return v, guess("cannot pickle 'pydantic_core._pydantic_core.ValidatorIterator' object") // other versions of pydantic may
 		}
 	}
 	original := content
@@ -286,7 +286,7 @@ func vllmCall(v jinja.Value) (jinja.Value, error) {
 
 // content flattens the parts, or wraps them if the template iterates over parts.
 func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
-	flatten := role == roleTool
+	flatten, kept := role == roleTool, false // a tool's parts are kept if some are no texts
 	before := s.p.images.count()
 	var texts []string
 	var front []string // media precede the texts
@@ -314,8 +314,9 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 			if hasNoText(parts[i], !s.openai) {
 				continue
 			}
-			if d, _ := parts[i].AsDict(); s.references && textAt(d, "type") == "tool_reference" {
-				wrapped = append(wrapped, parts[i])
+			if d, _ := parts[i].AsDict(); s.openai && textAt(d, "type") == "tool_reference" {
+				wrapped = append(wrapped, object(kv{"type", jinja.String("tool_reference")}, kv{"name", member(d, "name")}))
+				kept = true
 				continue
 			}
 			text, media, err := s.part(parts[i], s.read && !flatten || s.references && !slices.Contains(vllmRoles, role))
@@ -330,6 +331,7 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 			case media:
 				s.p.cutAtMedia()
 				add(mediaMark)
+				kept = true
 			default:
 				add(text)
 			}
@@ -337,7 +339,7 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 	} else if d, ok := v.AsDict(); !v.IsNone() && !v.IsUndefined() && (!ok || d.Len() > 0) { // Python iterates over an empty dict
 		return v, refuse("messages.content: input should be a valid string or a list of parts")
 	}
-	if s.openai && !flatten {
+	if s.openai && (!flatten || kept) {
 		return jinja.List(wrapped), nil
 	}
 	return s.flat(front, texts, before), nil
@@ -360,15 +362,6 @@ func (s *vllmShape) before(front []string, part jinja.Value, flatten bool) []str
 	}
 	s.p.cutAtMedia()
 	return append(front, mediaMark)
-}
-
-// joinBehind joins texts with newlines, after a media mark if media precede them. One mark is
-// enough: the prompt is cut at the first.
-func joinBehind(media bool, texts []string) jinja.Value {
-	if media {
-		texts = append([]string{mediaMark}, texts...)
-	}
-	return join(texts, "\n")
 }
 
 // vllmRoles are the roles with a declared type. Messages of other roles accept strings as parts.
