@@ -63,7 +63,7 @@ func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan
 		}
 	}
 	for _, key := range [...]string{"messages", "conversation"} {
-		if _, has := args.Get(key); has {
+		if _, has := args.Get(key); has && m.encoder.Traits().Name != "inkling" { // whose renderer reads those that it knows
 			return nil, refuse("apply_chat_template() got multiple values for keyword argument '%s'", key)
 		}
 	}

@@ -286,7 +286,7 @@ func vllmCall(v jinja.Value) (jinja.Value, error) {
 
 // content flattens the parts, or wraps them if the template iterates over parts.
 func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
-	flatten, kept := role == roleTool, false // a tool's parts are kept if some are no texts
+	flatten, kept := role == roleTool, false // a tool's parts are kept if some are not texts
 	before := s.p.images.count()
 	var texts []string
 	var front []string // media precede the texts
