@@ -337,6 +337,42 @@ func TestFuzzTargetsAreListed(t *testing.T) {
 	}
 }
 
+// Pages prove promises by naming tests: `decide.TestX` is a test of a package whose path ends so, TestX of any, and TestX... is
+// the beginning of some.
+func TestTestsThatPagesNameExist(t *testing.T) {
+	var have []string
+	for _, f := range goFiles(t) {
+		for _, d := range f.syntax.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && f.test && fn.Recv == nil {
+				have = append(have, "/"+f.pkg+"."+fn.Name.Name)
+			}
+		}
+	}
+	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("got pages %q, %v, want some", pages, err)
+	}
+	named := 0
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`([a-z0-9/]+)?\.?\b((?:Test|Fuzz|Benchmark)[A-Z]\w*)(\.\.\.)?`).FindAllStringSubmatch(string(text), -1) {
+			named++
+			if !slices.ContainsFunc(have, func(name string) bool {
+				pkg, test, _ := strings.Cut(name, ".")
+				return (m[1] == "" || strings.HasSuffix(pkg, "/"+m[1])) && (test == m[2] || m[3] != "" && strings.HasPrefix(test, m[2]))
+			}) {
+				t.Errorf("%s names the test %s, which does not exist", filepath.Base(page), m[0])
+			}
+		}
+	}
+	if named < 200 {
+		t.Errorf("got %d names of tests in the pages, want more: does the pattern still fit?", named)
+	}
+}
+
 // A tag of an action can be moved, a commit cannot: workflows name the commit, and beside it the tag for people and Dependabot.
 func TestActionsArePinned(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(root, ".github/workflows/*.yaml"))
