@@ -470,7 +470,7 @@ func (n *Node) Warnings() (list []observe.Warning) {
 		texts["not_stored"] = fmt.Sprint("bindings of conversations are not stored (fleet.persist): ", n.store.why.Load())
 	}
 	if !s.Connected {
-		texts["replicas_apart"] = fmt.Sprint("no connection to NATS, routing alone: ", observe.Certificate(n.conn.LastError(), externalCA))
+		texts["replicas_apart"] = fmt.Sprint("no connection to NATS, routing alone: ", observe.Certificate(cmp.Or(n.conn.LastError(), nats.ErrDisconnected), externalCA))
 	} else if n.server != nil && len(s.Peers) < int(n.server.others.Load()) {
 		why, _ := n.server.refused.Load().(string)
 		if why == "" && s.Stats.Malformed > 0 {
