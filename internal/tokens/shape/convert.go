@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/encoders"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
@@ -136,6 +137,9 @@ func responsesItem(list []jinja.Value, v jinja.Value) ([]jinja.Value, error) {
 	text := func(key string) string { return textAt(item, key) }
 	switch kind {
 	case "", "message":
+		if _, has := item.Get("content"); !has && text("id") != "" { // the engine may read it as a reference to an item
+			return nil, encoders.ErrMissing
+		}
 		role := text("role")
 		if role != roleAssistant {
 			return append(list, jinja.FromDict(chatMessage(role, member(item, "content")))), nil

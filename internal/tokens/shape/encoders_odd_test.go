@@ -52,6 +52,7 @@ func TestOddBodies(t *testing.T) {
 		{v4, body.Completions, `{"prompt":[99999]}`, guessed}, {v4, body.Completions, `{"prompt":"\ud800"}`, refused},
 		{"inkling", body.Chat, `{"chat_template_kwargs":{"messages":[]},"messages":[` + user + `]}`, `{"messages":[` + user + `]}`},
 		{v4, body.Chat, `{"chat_template_kwargs":{"messages":[]},"messages":[` + user + `]}`, refused},
+		{v4, body.Responses, `{"input":[` + user + `,{"role":"user","id":"x"}]}`, unknown}, {v4, body.Responses, `{"input":[` + user + `,{"role":"user"}]}`, refused},
 		{harmony, body.Chat, `{"max_tokens":99999,"messages":[` + user + `]}`, `{"messages":[` + user + `]}`},
 		{harmony, body.Responses, `{"max_output_tokens":99999,"input":"a"}`, refused}, {v4, body.Chat, `{"max_tokens":99999,"messages":[` + user + `]}`, refused},
 		{mistral, body.Completions, `{"prompt":"\ud800"}`, unknown}, {mistral, body.Responses, `{"input":"a","instructions":"\ud800"}`, unknown},
