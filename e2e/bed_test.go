@@ -149,6 +149,7 @@ type bed struct {
 	client     *http.Client
 	idle       map[string]int // Kvlane's goroutines by kind when it was idle
 	process    *process       // an engine of its own process; nil if there is none
+	replicas   *replicaSet    // the bed is the first of these; nil if it is alone
 	// legsAreCut: faults end prefill legs whose decode legs run on, and then ask for blocks that are computed nowhere.
 	legsAreCut bool
 	pools      int             // connections that Envoy may have opened to Kvlane in addition to perConnection

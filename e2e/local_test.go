@@ -28,6 +28,12 @@ type between struct {
 func (m *between) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	spoil := m.spoil.Load()
 	if spoil == nil || r.Method != http.MethodPost || !strings.HasPrefix(r.URL.Path, "/v1/") {
+		// A ReverseProxy that still reads the body of a client that leaves cuts the answers of others.
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			panic(http.ErrAbortHandler) // the client has left
+		}
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 		m.to.ServeHTTP(w, r)
 		return
 	}

@@ -19,9 +19,9 @@ import (
 // replicaSet is a bed whose Envoy has several Kvlanes; the first is the bed's own.
 type replicaSet struct {
 	*bed
-	admins []string
-	cmds   []*exec.Cmd
-	older  bool // the second and later ones are of another version
+	admins   []string
+	cmds     []*exec.Cmd
+	binaries []string // of the second and later ones, if they are of another version
 }
 
 // newReplicaSet starts replicas; binaries, if given, are those of the second and later ones.
@@ -45,7 +45,8 @@ func newReplicaSet(t *testing.T, count int, binaries ...string) *replicaSet {
 // startReplicas starts as many replicas as there are addresses to listen on; fleet is the section of the first one.
 func startReplicas(t *testing.T, fleet string, listens []string, binaries ...string) *replicaSet {
 	t.Helper()
-	r, count := &replicaSet{older: len(binaries) > 0}, len(listens)
+	count := len(listens)
+	r := &replicaSet{binaries: binaries, admins: make([]string, count), cmds: make([]*exec.Cmd, count)}
 	r.bed = newBed(t, shape{engines: 8, ranks: 1, noCheck: true, stall: "2s", engine: slow(2 * time.Millisecond),
 		config: "index: {key: k}\nrouting: {policy: {sticky: {mode: target}}}\nfleet: " + fleet + "\n",
 		bootstrap: func(text string) string {
@@ -58,42 +59,59 @@ func startReplicas(t *testing.T, fleet string, listens []string, binaries ...str
 			}
 			return text[:open] + all + text[end:]
 		}})
-	r.admins, r.cmds = []string{r.admin}, []*exec.Cmd{r.kvlane}
-	for i := 1; i < count; i++ {
-		admin := freeAddress(t)
-		text := strings.NewReplacer("k.sock", fmt.Sprintf("k%d.sock", i), r.admin, admin, fmt.Sprintf("listen: %q", listens[0]), fmt.Sprintf("listen: %q", listens[i])).Replace(r.read("kvlane.yaml"))
-		name := fmt.Sprintf("kvlane%d", i)
-		r.write(name+".yaml", text)
-		log, err := os.Create(r.file(name + ".log"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer log.Close()
-		binary := kvlaneBinary
-		if i <= len(binaries) {
-			binary = binaries[i-1]
-		}
-		cmd := exec.Command(binary, "serve", "--config", r.file(name+".yaml"))
-		cmd.Stderr = log
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-		r.admins, r.cmds = append(r.admins, admin), append(r.cmds, cmd)
-	}
-	for i := range count {
-		r.until("all replicas are ready", func() bool {
-			resp, err := http.Get("http://" + r.admins[i] + "/readyz")
-			if err != nil {
-				return false
+	r.admins[0], r.cmds[0] = r.admin, r.kvlane
+	t.Cleanup(func() {
+		for _, cmd := range r.cmds[1:] {
+			if cmd != nil && cmd.Process != nil {
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
 			}
-			resp.Body.Close()
-			return resp.StatusCode == http.StatusOK && (count == 1 || r.at(i, "kvlane_replicas") == float64(count))
-		})
+		}
+	})
+	for i := 1; i < count; i++ {
+		r.admins[i] = freeAddress(t)
+		r.write(fmt.Sprintf("kvlane%d.yaml", i), strings.NewReplacer("k.sock", fmt.Sprintf("k%d.sock", i), r.admin, r.admins[i],
+			fmt.Sprintf("listen: %q", listens[0]), fmt.Sprintf("listen: %q", listens[i])).Replace(r.read("kvlane.yaml")))
+		r.start(i)
 	}
-	r.until("Envoy has found all replicas", func() bool { return strings.Count(r.clusters(), "::health_flags::healthy\n") >= count })
+	r.until("all replicas are ready", r.together)
 	return r
+}
+
+// start runs the second or a later replica.
+func (r *replicaSet) start(i int) {
+	r.t.Helper()
+	name := fmt.Sprintf("kvlane%d", i)
+	log, err := os.OpenFile(r.file(name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer log.Close()
+	binary := kvlaneBinary
+	if i <= len(r.binaries) {
+		binary = r.binaries[i-1]
+	}
+	r.cmds[i] = exec.Command(binary, "serve", "--config", r.file(name+".yaml"))
+	r.cmds[i].Stderr = log
+	r.cmds[i].SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := r.cmds[i].Start(); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// together is whether all replicas are ready, know each other, and are asked by Envoy.
+func (r *replicaSet) together() bool {
+	for i, admin := range r.admins {
+		resp, err := http.Get("http://" + admin + "/readyz")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusOK || len(r.admins) > 1 && r.at(i, "kvlane_replicas") != float64(len(r.admins)) {
+			return false
+		}
+	}
+	return strings.Count(r.clusters(), "::health_flags::healthy\n") >= len(r.admins)
 }
 
 func (r *replicaSet) clusters() (out string) {
@@ -113,7 +131,7 @@ func (r *replicaSet) clusters() (out string) {
 
 // at is a metric of one replica.
 func (r *replicaSet) at(i int, name string, labels ...string) float64 {
-	b := &bed{t: r.t, admin: r.admins[i], older: r.older && i > 0}
+	b := &bed{t: r.t, admin: r.admins[i], older: len(r.binaries) > 0 && i > 0}
 	return b.metric(name, labels...)
 }
 
