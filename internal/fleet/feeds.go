@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rs/zerolog"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvlane/kvlane/internal/config"
@@ -70,14 +71,15 @@ func (f *feeds) close() {
 	}
 }
 
-// relayWait is how long a relay may take to connect before the log has a warning.
-const relayWait = time.Second
+// relayWait is how long a relay may take to connect before the log has a warning. feedLines bounds the log lines about a
+// worker's feeds in 10 s: who sends its events could otherwise cause three with each batch.
+const relayWait, feedLines = time.Second, 500
 
-// startFeed starts following a worker's events. A worker without events, or with events
-// that cannot be followed, is routed by load and by the prompts sent to it. resume has, by
-// endpoint, the cursor to continue from; nil for the beginning.
+// startFeed follows a worker's events. A worker without events, or with events that cannot be followed, is routed by
+// load and by the prompts sent to it. resume has, by endpoint, the cursor to continue from; nil for the beginning.
 func (f *Fleet) startFeed(m *Member, all []Endpoint, resume []*feed.Cursor) *feedHandle {
 	h := &feedHandle{feeds: f.feeds, bySlot: map[kvindex.Slot]*feed.Feed{}, sink: &sink{fleet: f, m: m, endpoints: all, cursors: make([]feed.Cursor, len(all))}}
+	h.sink.log = f.Log.Sample(&zerolog.BurstSampler{Burst: feedLines, Period: 10 * time.Second})
 	switch m.Events.Endpoint {
 	case "":
 		return h
@@ -96,12 +98,10 @@ func (f *Fleet) startFeed(m *Member, all []Endpoint, resume []*feed.Cursor) *fee
 		}
 	default:
 		for i, slot := range m.Slots {
-			running, err := f.followRank(m, all, i, resume[i], h.sink)
-			if err != nil {
+			switch running, err := f.followRank(m, all, i, resume[i], h.sink); {
+			case err != nil:
 				f.Log.Error().Err(err).Str("worker", m.Name).Msg("no events from this worker")
-				continue
-			}
-			if running != nil {
+			case running != nil:
 				h.bySlot[slot] = running
 			}
 		}
@@ -228,8 +228,8 @@ type sink struct {
 	fleet     *Fleet
 	m         *Member
 	endpoints []Endpoint
-	// cursors has, by endpoint, the position up to which events are applied; zero if it
-	// is unknown. Guarded by feeds.snapshot.
+	log       zerolog.Logger
+	// cursors has by endpoint the position up to which events are applied, zero if unknown. Guarded by feeds.snapshot.
 	cursors []feed.Cursor
 }
 
@@ -293,18 +293,18 @@ func (s *sink) Clear(t kvindex.Target, why feed.Reason) {
 	if why == feed.Restarted {
 		s.fleet.recheck(s.m.Name)
 	}
-	s.fleet.Log.Info().Stringer("target", t).Str("reason", string(why)).Msg("target cleared")
+	s.log.Info().Stringer("target", t).Str("reason", string(why)).Msg("target cleared")
 }
 
 func (s *sink) State(t kvindex.Target, state feed.State, why feed.Reason) {
-	line := s.fleet.Log.Info()
+	level := zerolog.InfoLevel
 	if state == feed.Gap || state == feed.Stale {
-		line = s.fleet.Log.Warn()
+		level = zerolog.WarnLevel
 	}
 	if why == feed.Connected || why == feed.Restarted {
 		s.fleet.recheck(s.m.Name)
 	}
-	line.Stringer("target", t).Stringer("state", state).Str("reason", string(why)).Msg("feed changed")
+	s.log.WithLevel(level).Stringer("target", t).Stringer("state", state).Str("reason", string(why)).Msg("feed changed")
 }
 
 func (s *sink) Warn(t kvindex.Target, why feed.Reason, detail string) {

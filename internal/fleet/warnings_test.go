@@ -20,6 +20,7 @@ import (
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
 // Texts that engines choose do not fill the log and the pages; short ones are whole.
@@ -50,6 +51,30 @@ func TestTextsOfEnginesAreBounded(t *testing.T) {
 	page := observe.NewIndexPage(kvindex.Stats{}, []feed.Status{{LastError: long, Targets: make([]feed.TargetStatus, 1)}}, 0)
 	if n := len(page.Feeds[0].LastError); n != observe.MaxText {
 		t.Errorf("got an error of %d bytes on /debug/index, want %d", n, observe.MaxText)
+	}
+}
+
+// Who sends events that are wrong in each batch does not fill the log.
+func TestLinesAboutAFeedAreBounded(t *testing.T) {
+	f := newFleet(t, "")
+	var log bytes.Buffer
+	f.Log = zerolog.New(&log)
+	w := worker("a", 1)
+	w.Events.Endpoint = config.PushEndpoint
+	f.SetWorkers([]workers.Worker{w})
+	sink, err := f.feeds.accept(&kvlanev1.Hello{Worker: "a", Engine: "vllm", Rank: new(int32)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5000 {
+		sink.State(kvindex.Target{Worker: "a"}, feed.Gap, feed.Lost)
+		sink.Clear(kvindex.Target{Worker: "a"}, feed.Lost)
+		sink.State(kvindex.Target{Worker: "a"}, feed.Live, feed.CaughtUp)
+	}
+	for _, text := range []string{"target cleared", "feed changed"} {
+		if n := bytes.Count(log.Bytes(), []byte(text)); n == 0 || n > 3*feedLines { // in what may be three periods
+			t.Errorf("got %d lines with %q, want some and at most %d", n, text, 3*feedLines)
+		}
 	}
 }
 
