@@ -32,7 +32,8 @@ type pair struct {
 	*bed
 
 	prefill *engine
-	relay   *relay
+	relay   *relay // before prefill
+	last    *relay // before decode
 }
 
 // relay stands before the prefill engine, so that a test can act between its answer and the decode leg.
@@ -42,6 +43,7 @@ type relay struct {
 	address string
 	answers atomic.Int64           // to prefill legs
 	then    atomic.Pointer[func()] // called before the next answer is passed on
+	sent    atomic.Pointer[[]byte] // the last request's body, but for Kvlane's own questions
 }
 
 func newRelay(t *testing.T, to *engine) *relay {
@@ -66,6 +68,11 @@ func newRelay(t *testing.T, to *engine) *relay {
 		return nil
 	}
 	r.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.Method == http.MethodPost && req.Header.Get("X-Request-Id") != "" {
+			body, _ := io.ReadAll(req.Body)
+			r.sent.Store(&body)
+			req.Body = io.NopCloser(bytes.NewReader(body))
+		}
 		if req.URL.Path != "/health" { // a dead engine is ready until the relay is closed
 			proxy.ServeHTTP(w, req)
 		}
@@ -88,14 +95,14 @@ func newPair(t *testing.T) (prefill, decode *engine) {
 // into the section disagg.
 func between(t *testing.T, prefill, decode *engine, from int, more string) *pair {
 	t.Helper()
-	p := &pair{prefill: prefill, relay: newRelay(t, prefill)}
+	p := &pair{prefill: prefill, relay: newRelay(t, prefill), last: newRelay(t, decode)}
 	worker := func(name, role, address string, e *engine) string {
 		return fmt.Sprintf(`  - {name: %s, role: %s, engine: vllm, address: "%s", models: [%s],
      events: {endpoint: "tcp://127.0.0.1:%d", replay: "tcp://127.0.0.1:%d"}}
 `, name, role, address, modelName, e.events, e.replay)
 	}
 	// Without speculation what Kvlane matches is what events have told.
-	p.bed = newFront(t, decode, worker("prefill", "prefill", p.relay.address, prefill)+worker("decode", "decode", decode.address, decode),
+	p.bed = newFront(t, decode, worker("prefill", "prefill", p.relay.address, prefill)+worker("decode", "decode", p.last.address, decode),
 		fmt.Sprintf(`, prefill: "%s"`, freeAddress(t)),
 		fmt.Sprintf("disagg: {connector: nixl%s}\nrouting: {speculate: 0, disagg: {mode: threshold, threshold: %d}}\n", more, from))
 	return p
@@ -107,6 +114,9 @@ func TestPD(t *testing.T) {
 	decode.dependsOnContext()
 	threshold, always := between(t, prefill, decode, splitFrom, ""), between(t, prefill, decode, 0, "")
 	tells := between(t, prefill, decode, splitFrom, ", usage: prefill")
+	handing, k := *decode, *decode.kind
+	k.options, handing.kind = ", hand_ids: true", &k
+	hands := between(t, prefill, &handing, splitFrom, "")
 	for _, story := range []struct {
 		name string
 		tell func(*pair)
@@ -117,6 +127,8 @@ func TestPD(t *testing.T) {
 		{"salts", (*pair).salted, threshold},
 		{"below and at the threshold", (*pair).edge, threshold},
 		{"several answers are not split", (*pair).several, threshold},
+		{"requests that do not read the cache are not split", (*pair).unreadAreWhole, threshold},
+		{"ids in the place of text", (*pair).handsIDs, hands},
 		{"shorter than a block", (*pair).tiny, always},
 		{"usage of the prefill leg", (*pair).prefillUsage, tells},
 		{"the prefill engine dies between the legs", (*pair).diesBetween, threshold},
@@ -402,6 +414,57 @@ func (p *pair) several() {
 	defer resp.Body.Close()
 	if split := resp.Header.Get("X-Kvlane-Prefill"); resp.StatusCode != http.StatusOK || split != "" || p.relay.answers.Load() != legs {
 		p.t.Errorf("status %d, prefilled on %q", resp.StatusCode, split)
+	}
+}
+
+// unreadAreWhole: decode would load nothing for them, and matches nothing.
+func (p *pair) unreadAreWhole() {
+	for i, more := range [][]any{{"prompt_logprobs", 0}, {"echo", true, "logprobs", 1}} {
+		plain := completion(prose(fmt.Sprint("whole", i), 150))
+		p.splits("without them", "/v1/completions", with(plain, "cache_salt", "other"))
+		for _, what := range []string{fmt.Sprintf("with %v", more), "the same again"} {
+			if got := p.stays(what, "/v1/completions", with(plain, more...)); got.matched != 0 {
+				p.t.Errorf("%s: got %d tokens matched, want 0", what, got.matched)
+			}
+		}
+		if got := p.stays("without them, held", "/v1/completions", plain); got.matched == 0 {
+			p.t.Error("got nothing matched of a prompt that decode has computed")
+		}
+	}
+}
+
+// handsIDs: requests that are not split reach decode with ids, whose answers are those to the text. Those that are split are
+// sent as they came.
+func (p *pair) handsIDs() {
+	handed := func() bool {
+		body := *p.last.sent.Load()
+		return bytes.Contains(body, []byte(`"prompt_token_ids":[`)) || bytes.Contains(body, []byte(`"prompt":[`))
+	}
+	n := 0
+	for _, form := range []struct {
+		path string
+		body func(seed string, words int) m
+	}{
+		{"/v1/chat/completions", func(s string, words int) m { return chat(user(prose(s, words))) }},
+		{"/v1/completions", func(s string, words int) m { return completion(prose(s, words)) }},
+	} {
+		p.until("decode was asked whether it takes ids", func() bool {
+			n++
+			p.stays("asks", form.path, form.body(fmt.Sprint("asks", n), 20))
+			return handed()
+		})
+		for i := range 4 {
+			short, long := form.body(fmt.Sprint("short", i), 20+i), form.body(fmt.Sprint("long", i), 150+i)
+			if p.stays("short", form.path, short); !handed() {
+				p.t.Error("a short prompt went as text")
+			}
+			if p.splits("long", form.path, long); handed() {
+				p.t.Error("a prompt that was split went with ids")
+			}
+			if got := p.stays("long, held", form.path, long); !handed() || got.cached == 0 {
+				p.t.Errorf("a prompt that decode holds: got ids %v, %+v", handed(), got)
+			}
+		}
 	}
 }
 
