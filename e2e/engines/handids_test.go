@@ -47,7 +47,7 @@ func TestHandedIDs(t *testing.T) {
 		apis               map[string]bool
 		least              int
 	}{
-		{"gpt-oss", filepath.Join(filepath.Dir(qwen3), "gptoss"), "openai", nil, map[string]bool{"/v1/chat/completions": true, "/v1/completions": true, "/v1/messages": true}, 12},
+		{"gpt-oss", filepath.Join(filepath.Dir(qwen3), "gptoss"), "openai", nil, map[string]bool{"/v1/chat/completions": true, "/v1/completions": true, "/v1/messages": true, "/v1/responses": false}, 12},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			k := *vllm
