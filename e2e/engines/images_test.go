@@ -19,6 +19,7 @@ func TestImages(t *testing.T) {
 	k.model, k.blocks = "qwen2_vl", 160
 	b := newBed(t, &k)
 	b.images()
+	b.alike()
 }
 
 // picture makes an image of a size as a data: URL: PNG with and without colors, JPEG or GIF.
@@ -121,6 +122,42 @@ func (b *bed) images() {
 	}
 	if behind == 0 {
 		b.t.Error("no new chat found an earlier one in the cache")
+	}
+}
+
+// alike sends images of one size in one place: a match ends before an image with other pixels or another name, and goes through
+// the one that was there before.
+func (b *bed) alike() {
+	r := rand.New(rand.NewPCG(7, 8))
+	one, other := picture(b.t, r, 0, 84, 112), picture(b.t, r, 0, 84, 112)
+	text := prose("alike", 90)
+	ask := func(what, url, uuid string) answer {
+		part := m{"type": "image_url", "image_url": m{"url": url}}
+		if uuid != "" {
+			part["uuid"] = uuid
+		}
+		return b.predicted(what, "/v1/chat/completions", limited([]m{system(rules), {"role": "user", "content": []m{{"type": "text", "text": text}, part,
+			{"type": "text", "text": prose("then", 70)}}}}))
+	}
+	plain := b.predicted("without an image", "/v1/chat/completions", limited([]m{system(rules), user(text)}))
+	const end = 5 // the message's end, and the beginning of the answer
+	before := (plain.prompt - end + 1) / b.block * b.block
+	for _, c := range []struct {
+		what, url, uuid string
+		through         bool
+	}{
+		{"an image", one, "", false}, {"the image again", one, "", true},
+		{"other pixels", other, "", false}, {"the first again", one, "", true}, {"the other again", other, "", true},
+		{"the first with a name", one, "a", false}, {"with another name", one, "b", false}, {"the first name again", one, "a", true},
+		{"the first without a name", one, "", true},
+	} {
+		a, want := ask(c.what, c.url, c.uuid), before
+		if c.through {
+			want = (a.prompt - 1) / b.block * b.block
+		}
+		if a.cached != want || a.matched != want || want <= before && c.through {
+			b.t.Errorf("%s: got %d tokens matched and %d cached, want %d; %d precede the image", c.what, a.matched, a.cached, want, before)
+		}
 	}
 }
 
