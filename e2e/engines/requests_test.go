@@ -191,13 +191,20 @@ func (b *bed) unread() {
 		more  m
 		reads bool
 	}
-	const completions, chats = "/v1/completions", "/v1/chat/completions"
+	const completions, chats, generate = "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
+	params := func(more m) m { // of vLLM's own API
+		out := m{"max_tokens": 4, "temperature": 0}
+		maps.Copy(out, more)
+		return m{"sampling_params": out}
+	}
 	list := map[string][]sent{
 		vllm.name: {
 			{completions, m{"prompt_logprobs": 0}, false}, {completions, m{"prompt_logprobs": 2}, false}, {completions, m{"prompt_logprobs": nil}, true},
 			{completions, m{"echo": true, "logprobs": 0}, false}, {completions, m{"echo": true, "logprobs": 1}, false}, {completions, m{"echo": true}, true},
 			{completions, m{"logprobs": 2}, true}, {chats, m{"prompt_logprobs": 0}, false}, {chats, m{"echo": true}, false},
 			{chats, m{"echo": true, "logprobs": true, "top_logprobs": 1}, false}, {chats, m{"logprobs": true, "top_logprobs": 1}, true},
+			{generate, params(m{"prompt_logprobs": 0}), false}, {generate, params(m{"skip_reading_prefix_cache": true}), false},
+			{generate, params(m{"logprobs": 1}), true}, // with prompt_logprobs and skip_reading_prefix_cache: false the engine of 0.32 dies
 		},
 		sglang.name: {
 			{completions, m{"echo": true, "logprobs": 1}, false}, {completions, m{"echo": true, "logprobs": 0}, true}, {completions, m{"echo": true}, true},
@@ -214,6 +221,10 @@ func (b *bed) unread() {
 				return chat(user(text))
 			case completions:
 				return completion(text)
+			case generate:
+				body := params(nil)
+				body["model"], body["token_ids"] = modelName, spread(fmt.Sprint("unread", i), 120)
+				return body
 			}
 			return m{"text": text, "sampling_params": m{"max_new_tokens": 4, "temperature": 0}}
 		}
@@ -226,6 +237,32 @@ func (b *bed) unread() {
 		}
 		if a := b.predicted("without them", c.path, body()); a.cached <= first.cached {
 			b.t.Errorf("%s: got %d cached tokens, want those of the prompt", c.path, a.cached)
+		}
+	}
+	if b.name == vllm.name {
+		b.beams()
+	}
+}
+
+// beams: a search with beams reads the cache, with prompt_logprobs, too. Its usage has no cached tokens, so the engine's counter
+// tells.
+func (b *bed) beams() {
+	text := prose("beams", 120)
+	whole := (b.predicted("before beams", "/v1/completions", completion(text)).prompt - 1) / b.block * b.block
+	for _, c := range []struct {
+		more  []any
+		reads bool
+	}{
+		{[]any{"use_beam_search", true, "n", 2}, true}, {[]any{"use_beam_search", true, "n", 2, "prompt_logprobs", 0}, true},
+		{[]any{"prompt_logprobs", 0}, false}, {[]any{}, true},
+	} {
+		b.settle()
+		before := b.counted("vllm:prefix_cache_hits_total", "")
+		a := b.post("/v1/completions", completion(text, c.more...))
+		hits := int(b.counted("vllm:prefix_cache_hits_total", "") - before)
+		b.t.Logf("%v: %d matched, %d tokens of the cache hit", c.more, a.matched, hits)
+		if c.reads && (a.matched != whole || hits < whole) || !c.reads && (a.matched != 0 || hits != 0) {
+			b.t.Errorf("%v: got %d tokens matched and %d hit, want %d read: %v", c.more, a.matched, hits, whole, c.reads)
 		}
 	}
 }
