@@ -37,7 +37,7 @@ const (
 
 var families = []family{
 	{"gpt-oss", "gpt_oss", "GptOssForCausalLM", nil, exact, template, []string{"encoders/harmony"}},
-	{"DeepSeek-V3.2", "deepseek_v32", "DeepseekV32ForCausalLM", nil, exact, exact, []string{"encoders/deepseek_v32", "sglang/sglang_dsv32_conversations"}},
+	{"DeepSeek-V3.2", "deepseek_v32", "DeepseekV32ForCausalLM", nil, exact, exact, []string{"encoders/deepseek_v32", "bodies/sglang_dsv32_conversations"}},
 	{"DeepSeek-V4, text", "deepseek_v4", "DeepseekV4ForCausalLM", nil, exact, byLoad, []string{"encoders/deepseek_v4"}},
 	{"DeepSeek-V4 with images", "deepseek_v4", "DeepseekV4ForConditionalGeneration", nil, exact + " up to the first image", byLoad, []string{"encoders/deepseek_v4"}},
 	{"DeepSeek-V4.1", "deepseek_v41", "DeepseekV41ForCausalLM", nil, exact, byLoad, []string{"encoders/deepseek_v41"}},
@@ -220,7 +220,7 @@ func TestFamilies(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
-			for engine, treated := range map[string]string{"encoders/": f.vllm, "sglang/": f.sglang} { // folders that tests play as a whole
+			for engine, treated := range map[string]string{"encoders/": f.vllm, "bodies/sglang_": f.sglang} { // folders that tests play as a whole
 				known := slices.ContainsFunc(f.recorded, func(name string) bool { return strings.HasPrefix(name, engine) })
 				if known != strings.HasPrefix(treated, exact) {
 					t.Errorf("%s: got recordings %q of %s", treated, f.recorded, engine)
