@@ -192,8 +192,8 @@ var (
 	errNoRoom  = status.Error(codes.ResourceExhausted, "no room for a message")
 )
 
-// receive reads the next message of an exchange that holds as many bytes of its body. Neither the end of the client's side
-// nor an error indicates whether the request succeeded.
+// receive reads the next message of an exchange. held is the number of bytes that the exchange holds in s.bodies. Neither the
+// end of the client's side nor an error indicates whether the request succeeded.
 func (s *Server) receive(stream grpc.ServerStream, m *message, held *int64) error {
 	data, err := read(stream, m.prefix[:], int64(s.opts.BodyLimit)+messageSlack, &s.bodies, held)
 	if err != nil {
@@ -207,8 +207,8 @@ func (s *Server) receive(stream grpc.ServerStream, m *message, held *int64) erro
 	return nil
 }
 
-// read returns the next message, which the caller frees. Unlike stream.RecvMsg, which ends the stream if a message is too long, it
-// allows an answer then. The memory of a message that flow control admits only while it is read is held in the meantime.
+// read returns the next message, which the caller frees. Unlike stream.RecvMsg it leaves the stream open if a message is too long,
+// so that it can be answered. A message longer than streamWindow takes its bytes from room, in addition to *held, until it is received.
 func read(stream grpc.ServerStream, prefix []byte, most int64, room *bodies, held *int64) (mem.BufferSlice, error) {
 	in := grpc.ServerTransportStreamFromContext(stream.Context()).(interface { // gRPC's streams have these methods, though it does not promise it
 		ReadMessageHeader(header []byte) error

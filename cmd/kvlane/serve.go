@@ -505,8 +505,8 @@ func (s *service) notReady() string {
 // microseconds. A process that was stopped and continues has not waited.
 const hungAfter = 5
 
-// watchLocks looks at every tick whether the router and the index can be used. If they cannot, health checks fail, so that
-// Envoy routes without Kvlane, and Kubernetes restarts it.
+// watchLocks takes the router's lock and looks up a block at every tick. If that hangs, health checks fail, so that Envoy
+// routes without Kvlane and Kubernetes restarts it.
 func (s *service) watchLocks(ctx context.Context, every time.Duration) {
 	var matches kvindex.Matches
 	passed := make(chan bool, 1)
@@ -532,7 +532,8 @@ func (s *service) watchLocks(ctx context.Context, every time.Duration) {
 		}
 		if hung := missed >= hungAfter; s.hung.Swap(hung) != hung {
 			s.server.SetAlive(!hung)
-			s.log.Error().Bool("hung", hung).Msg("decisions wait for a lock: take /debug/pprof/goroutine?debug=2 before the restart")
+			text := map[bool]string{true: "decisions wait for a lock, health checks fail: take /debug/pprof/goroutine?debug=2 before the restart", false: "decisions have the lock again"}
+			s.log.Error().Msg(text[hung])
 		}
 	}
 }
