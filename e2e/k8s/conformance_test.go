@@ -43,9 +43,10 @@ var conformant = []string{
 	"InferencePoolResolvedRefsCondition",
 }
 
-// output is what a program writes. It calls enough once it holds text several times.
+// output is what a program writes. It calls enough once it holds text several times. The buffer is not embedded: io.Copy
+// would find its ReadFrom, and pass Write by.
 type output struct {
-	bytes.Buffer
+	all    bytes.Buffer
 	text   string
 	enough func()
 }
@@ -53,11 +54,22 @@ type output struct {
 const several = 5
 
 func (o *output) Write(p []byte) (int, error) {
-	n, err := o.Buffer.Write(p)
-	if o.text != "" && bytes.Count(o.Bytes(), []byte(o.text)) >= several {
+	n, err := o.all.Write(p)
+	if o.text != "" && bytes.Count(o.all.Bytes(), []byte(o.text)) >= several {
 		o.enough()
 	}
 	return n, err
+}
+
+func TestAProgramEndsWhenItHasSaidEnough(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	said := &output{text: "again", enough: cancel}
+	cmd := exec.CommandContext(ctx, "sh", "-c", "for i in 1 2 3 4 5; do echo again; done; exec sleep 60")
+	cmd.Stdout = said
+	if err := cmd.Run(); err == nil || ctx.Err() == nil {
+		t.Errorf("got %v after %q, want a program that is killed: it had said enough", err, said.all.String())
+	}
 }
 
 // suite runs the conformance tests until their end, or until they have said enough several times, and returns those that
@@ -73,7 +85,7 @@ func (c *cluster) suite(t *testing.T, name, enough string, flags ...string) (pas
 	said := &output{text: enough, enough: cancel}
 	cmd.Stdout, cmd.Stderr = said, said
 	err := cmd.Run()
-	out := said.Bytes()
+	out := said.all.Bytes()
 	if err := os.WriteFile(filepath.Join(c.dir, name+".log"), out, 0o600); err != nil {
 		t.Fatal(err)
 	}
