@@ -15,6 +15,7 @@ import (
 
 // Helm checks the default values against values.schema.json, and the templates.
 func TestLint(t *testing.T) {
+	t.Parallel()
 	for _, file := range examples(t) {
 		out, err := run(nil, tool("helm"), "lint", "--strict", "--kube-version", kubeVersion, "--values", file, chart)
 		if err != nil || !strings.Contains(out, "1 chart(s) linted, 0 chart(s) failed") {
@@ -24,6 +25,7 @@ func TestLint(t *testing.T) {
 }
 
 func TestUnit(t *testing.T) {
+	t.Parallel()
 	out, err := run(nil, tool("helm-unittest"), "--strict", chart)
 	if err != nil {
 		t.Fatal(err)
@@ -38,6 +40,7 @@ func TestUnit(t *testing.T) {
 // Every documented example: the objects fit strict schemas, Kvlane takes its
 // configuration, Envoy takes its own, which is what `kvlane envoy-config` prints.
 func TestExamples(t *testing.T) {
+	t.Parallel()
 	readme, err := os.ReadFile(chart + "/README.md")
 	if err != nil {
 		t.Fatal(err)
@@ -56,6 +59,7 @@ var installs = regexp.MustCompile(`(?m)^    helm install kvlane charts/kvlane ((
 
 // The README's own commands are as good as its examples.
 func TestReadmeCommands(t *testing.T) {
+	t.Parallel()
 	readme, err := os.ReadFile(chart + "/README.md")
 	if err != nil {
 		t.Fatal(err)
@@ -71,6 +75,7 @@ func TestReadmeCommands(t *testing.T) {
 
 // Values that change what Envoy is told, in both modes that have one.
 func TestEnvoyValues(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"standalone", "sidecar"} {
 		for name, values := range map[string]string{
 			"plain":       "proxy.firstToken=false,proxy.accessLog=false",
@@ -93,6 +98,7 @@ func TestEnvoyValues(t *testing.T) {
 // Bounds that the chart has of kvlane.yaml are those of kvlane.yaml: up to here
 // both take the values, and beyond it both refuse them.
 func TestBoundsAgree(t *testing.T) {
+	t.Parallel()
 	const labels = "mode=sidecar,modelServers.matchLabels.app=models"
 	for _, c := range []struct{ taken, refused, file string }{
 		{"messageTimeout=240s,config.disagg.connector=nixl", "messageTimeout=239s,config.disagg.connector=nixl",
@@ -284,6 +290,7 @@ func checkBootstrap(t *testing.T, config, bootstrap string) {
 // The certificates that cert-manager makes have each name that a client of this chart verifies: Envoy that of Kvlane, replicas that
 // of each other, and gateways the address of the service that exists.
 func TestCertificatesHaveTheNamesThatAreVerified(t *testing.T) {
+	t.Parallel()
 	rendered, err := render(append(shaped("certified"), "--set-json", `warmStart={"enabled": true, "secretName": "s", "serverName": "peers"}`)...)
 	if err != nil {
 		t.Fatal(err)

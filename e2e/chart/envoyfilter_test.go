@@ -12,6 +12,7 @@ import (
 // to istiod. Here the patches are put into a whole bootstrap, that of mode
 // standalone, for Envoy to judge.
 func TestEnvoyFilter(t *testing.T) {
+	t.Parallel()
 	// With a pool by name the filter has one field more.
 	rendered, err := render("--values", chart+"/examples/istio-envoyfilter.yaml", "--set", "inferencePool.name=llm")
 	if err != nil {

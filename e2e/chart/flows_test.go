@@ -232,6 +232,7 @@ func flows(residents, others map[*place][]socket, let func(from, to *place, at s
 }
 
 func TestFlows(t *testing.T) {
+	t.Parallel()
 	for _, c := range flowCases {
 		t.Run(c.name, func(t *testing.T) {
 			rendered, err := render("--set", "networkPolicy.egress=true,modelServers.matchLabels.app=models", "--set", c.values)

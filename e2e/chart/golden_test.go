@@ -26,6 +26,7 @@ var goldens = []struct{ name, template, values string }{
 }
 
 func TestGolden(t *testing.T) {
+	t.Parallel()
 	for _, g := range goldens {
 		t.Run(g.name, func(t *testing.T) {
 			got, err := render("--set", "modelServers.matchLabels.app=models", "--set", g.values, "--show-only", "templates/"+g.template+".yaml")
@@ -52,6 +53,7 @@ func TestGolden(t *testing.T) {
 // A pod reads its files when it starts, so each change of them has to replace the pods
 // that have them, and nothing else has to.
 func TestChangedFilesReplacePods(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ mode, values, replaced string }{
 		{"gateway", "config.log.level=debug", "kvlane"},
 		{"gateway", "service.annotations.a=b", ""},

@@ -182,6 +182,7 @@ func build(t *testing.T, s stage, args map[string]string, cold string) string {
 // build cache that could return the first result; the tool that writes the bill comes from
 // the cache.
 func TestImageBuild(t *testing.T) {
+	t.Parallel()
 	stages, _ := dockerfile(t)
 	args := map[string]string{"TARGETOS": runtime.GOOS, "TARGETARCH": runtime.GOARCH, "VERSION": "v1.2.3-test"}
 	first := build(t, stages[0], args, "")
@@ -229,6 +230,7 @@ func TestImageBuild(t *testing.T) {
 }
 
 func TestImageCrossBuild(t *testing.T) {
+	t.Parallel()
 	stages, _ := dockerfile(t)
 	other := map[string]elf.Machine{"amd64": elf.EM_AARCH64, "arm64": elf.EM_X86_64}[runtime.GOARCH]
 	arch := map[elf.Machine]string{elf.EM_AARCH64: "arm64", elf.EM_X86_64: "amd64"}[other]
@@ -237,6 +239,7 @@ func TestImageCrossBuild(t *testing.T) {
 
 // What cannot be run here is read: the image's own stage.
 func TestImageStage(t *testing.T) {
+	t.Parallel()
 	stages, globals := dockerfile(t)
 	if len(stages) != 2 || stages[0].name != "build" {
 		t.Fatalf("stages are %+v", stages)

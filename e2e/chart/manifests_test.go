@@ -39,6 +39,7 @@ const (
 )
 
 func TestManifestsAgree(t *testing.T) {
+	t.Parallel()
 	for _, p := range pairs {
 		t.Run(p.file+"/"+p.object, func(t *testing.T) {
 			file, err := os.ReadFile(root + "/envoy/manifests/" + p.file)

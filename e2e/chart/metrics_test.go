@@ -113,6 +113,7 @@ func checkSeries(t *testing.T, where, expression string, known map[string][]stri
 
 // Expressions of alerts and panels parse, and ask for metrics and labels that exist.
 func TestExpressions(t *testing.T) {
+	t.Parallel()
 	known, values := metrics(t), words(t)
 	expressions := map[string]string{}
 	for _, o := range monitored(t) {
@@ -161,6 +162,7 @@ func TestExpressions(t *testing.T) {
 
 // Labels that an alert's summary uses must be kept by its expression.
 func TestAlertLabels(t *testing.T) {
+	t.Parallel()
 	mentioned := regexp.MustCompile(`\$labels\.([a-z]+)`)
 	content, err := os.ReadFile(filepath.Join(root, "docs", "troubleshooting.md"))
 	if err != nil {

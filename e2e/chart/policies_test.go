@@ -264,6 +264,7 @@ func readPolicies(t *testing.T, objects []object) []policy {
 // What the judge knows of NetworkPolicies, each with the connection that it lets
 // through and the one that it does not.
 func TestJudgeOfPolicies(t *testing.T) {
+	t.Parallel()
 	pod := func(name, namespace, app, ip string) *place {
 		return &place{name: name, namespace: namespace, labels: map[string]string{"app": app}, ip: netip.MustParseAddr(ip), ports: map[string]int{"web": 80}}
 	}

@@ -11,6 +11,7 @@ import (
 // The bill of materials, made as `make sbom` does, names the modules in the
 // binary and no others, and is the same each time.
 func TestSBOM(t *testing.T) {
+	t.Parallel()
 	var texts [2]string
 	for i := range texts {
 		file := filepath.Join(t.TempDir(), "sbom.json")

@@ -9,6 +9,7 @@ import (
 
 // The examples of autoscalers fit strict schemas, and ask for metrics that exist.
 func TestScalingExamples(t *testing.T) {
+	t.Parallel()
 	known, values := metrics(t), words(t)
 	values["Qwen/Qwen3-8B"] = true
 	files, err := filepath.Glob(chart + "/examples/scaling/*.yaml")

@@ -17,6 +17,7 @@ import (
 // the "restricted" Pod Security Standard. Its binaries are those of `make
 // test-k8s`; they take minutes to build, so without them this test is left out.
 func TestServer(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"etcd", "kube-apiserver", "kubectl"} {
 		if _, err := os.Stat(tool(name)); err != nil {
 			t.Skipf("%s is not there: `make test-k8s` builds it", name)

@@ -17,6 +17,7 @@ import (
 // them is Envoy's listener for prefill legs. Here two simulated engines prefill and two
 // decode, and addresses stand for pods; everything else in both files is the chart's.
 func TestSidecarRunsPrefillAndDecode(t *testing.T) {
+	t.Parallel()
 	ingress, health, admin, envoyAdmin := free(t), free(t), free(t), free(t)
 	rendered, err := render("--values", chart+"/examples/sidecar.yaml", "--set", fmt.Sprintf("proxy.port=%s,grpcHealthPort=%s,metricsPort=%s", port(ingress), port(health), port(admin)),
 		"--set", "config.explain.header=true,config.routing.disagg.mode=threshold,config.routing.disagg.threshold=64")

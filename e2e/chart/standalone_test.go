@@ -55,6 +55,7 @@ func get(t *testing.T, url string) int {
 // endpoints from there. Here an address stands for the name and the engine is a
 // simulated one; everything else in both files is the chart's.
 func TestStandaloneRuns(t *testing.T) {
+	t.Parallel()
 	ingress, ready, extProc, health, admin, engine, scraped := free(t), free(t), free(t), free(t), free(t), free(t), free(t)
 	rendered, err := render("--values", chart+"/examples/standalone.yaml", "--set", fmt.Sprintf("proxy.port=%s,proxy.readinessPort=%s,extProcPort=%s,grpcHealthPort=%s,metricsPort=%s,monitoring.envoy.enabled=true,monitoring.envoy.port=%s",
 		port(ingress), port(ready), port(extProc), port(health), port(admin), port(scraped)))

@@ -309,6 +309,7 @@ func takes(t *testing.T, what, rendered string) {
 
 // Of every value something follows, that Kubernetes and Kvlane know.
 func TestEveryValueIsUsed(t *testing.T) {
+	t.Parallel()
 	plain := map[string]string{}
 	for shape := range shapes {
 		var err error
@@ -363,6 +364,7 @@ var serviceName = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
 // Names of releases and namespaces may be long, have dots, and read as numbers or
 // truths in YAML.
 func TestOddNames(t *testing.T) {
+	t.Parallel()
 	const long = "inference-platform-production-eu-west-1-models-team-a"
 	var all strings.Builder
 	objects, first := 0, map[string]string{}
