@@ -95,6 +95,7 @@ type load struct {
 	b       *bed
 	http    *http.Client
 	prompts []prompt
+	ctx     context.Context
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 
@@ -109,20 +110,26 @@ func (b *bed) load(clients int) *load {
 		b.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &load{b: b, cancel: cancel, prompts: prompts, out: outcomes{Failed: map[string]int{}},
+	l := &load{b: b, ctx: ctx, cancel: cancel, prompts: prompts, out: outcomes{Failed: map[string]int{}},
 		http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}}}
 	for _, p := range prompts {
 		b.remember(p.body)
 	}
 	b.loads++
 	for c := range clients {
-		l.wg.Go(func() {
-			for n := 31*c + 53*b.loads; ctx.Err() == nil; n++ {
-				l.one(&prompts[n%len(prompts)])
-			}
-		})
+		l.client(c)
 	}
 	return l
+}
+
+// client lets client c begin.
+func (l *load) client(c int) {
+	first := 31*c + 53*l.b.loads
+	l.wg.Go(func() {
+		for n := first; l.ctx.Err() == nil; n++ {
+			l.one(&l.prompts[n%len(l.prompts)])
+		}
+	})
 }
 
 // one sends a request and counts its outcome.

@@ -561,7 +561,17 @@ func manyStreams(p *stage) {
 func noAnswers(p *stage) {
 	const own = `worker="e0"`
 	p.fault(enginesim.Faults{AnswerDelayMS: forever}, 0)
-	p.until("one of its ranks is suspect", func() bool { return p.metric("kvlane_suspect_target", own) > 0 })
+	clients, served := loadClients, p.load.now().Served
+	p.until("one of its ranks is suspect", func() bool {
+		// The clients may all wait for this engine before it is suspect, and it is judged when further requests are served.
+		time.Sleep(200 * time.Millisecond)
+		was := served
+		if served = p.load.now().Served; served == was {
+			p.load.client(clients)
+			clients++
+		}
+		return p.metric("kvlane_suspect_target", own) > 0
+	})
 	p.lasts(2*time.Second, loadClients) // the others are then, too, if they got a request
 	sent, all := p.metric("kvlane_picks_total", own), p.metric("kvlane_picks_total")
 	p.lasts(3*time.Second, 2*loadClients)
@@ -572,6 +582,7 @@ func noAnswers(p *stage) {
 	p.over()
 	p.fault(enginesim.Faults{}, 0)
 	p.note = fmt.Sprintf("%.0f of %.0f requests were sent to it after that", sent, all)
+	p.t.Logf("%d further clients began, as all before waited", clients-loadClients)
 	if sent > float64(p.shape.ranks) {
 		p.t.Errorf("got %.0f of %.0f requests sent to a suspect engine, want at most one for each rank", sent, all)
 	}

@@ -192,7 +192,12 @@ func (b *bed) playFault(f *fault) (m measured) {
 	}
 	m.Before = resident(b.t, b.kvlane.Process.Pid)
 	p := &stage{bed: b, load: b.load(loadClients)}
-	defer p.load.end()
+	defer func() {
+		if b.t.Failed() {
+			b.faults(enginesim.Faults{}) // requests that a fault holds would hold the end of the load for minutes
+		}
+		p.load.end()
+	}()
 	p.load.more(4*loadClients, true)
 	f.play(p)
 	if p.past.IsZero() {
