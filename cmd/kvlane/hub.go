@@ -80,7 +80,7 @@ func awaitTokenizer(ctx context.Context, m config.Model, waits *loading, log zer
 	if !strings.HasPrefix(m.Tokenizer, hub.Prefix) {
 		return models.Open(m.Tokenizer)
 	}
-	defer during(log, "fetching tokenizer "+m.Tokenizer)()
+	defer during(log.With().Str("level", "info").Logger(), "fetching tokenizer "+m.Tokenizer)()
 	cache := hub.FromEnvironment()
 	defer waits.Delete(m.Name)
 	waits.Store(m.Name, fmt.Sprintf("model %s: tokenizer %s is being fetched from %s (HF_ENDPOINT)", m.Name, m.Tokenizer, cache.Endpoint))

@@ -268,8 +268,8 @@ func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Probl
 		}
 	}
 	if c.Workers.Kubernetes == nil && alone {
-		defaults := config.DefaultKubernetes()
-		c.Workers.Kubernetes = &defaults
+		c.Workers.Kubernetes = new(config.DefaultKubernetes())
+		warnings = slices.DeleteFunc(warnings, func(p config.Problem) bool { return p.Path == "workers" }) // that there are none
 	}
 	s := c.Workers.Kubernetes
 	if k.pool != "" {

@@ -105,3 +105,30 @@ func servedUntil(t *testing.T, more, text string) serving {
 	}
 	return serving{file, admin, log, write}
 }
+
+// What `kvlane check` warns of is in the log of a Kvlane that was started without it, and again when its file changes.
+func TestServeWarnsAsCheckDoes(t *testing.T) {
+	s := served(t, "explain: {header: true}\nindex: {max_bytes: 1000000GiB}\n")
+	for _, want := range []string{"k.yaml:3:19: explain.header: tells every client", "k.yaml:4:20: index.max_bytes: 1073741824000000 bytes are more", "workers: there are none"} {
+		if !strings.Contains(s.log.String(), want) {
+			t.Errorf("got the log %s, want %q", s.log, want)
+		}
+	}
+	s.write("explain: {header: true, keep: 7}\nindex: {max_bytes: 1000000GiB}\n")
+	deadline := time.Now().Add(time.Minute)
+	for strings.Count(s.log.String(), "explain.header: tells") < 2 && time.Now().Before(deadline) {
+		time.Sleep(time.Millisecond)
+	}
+	if strings.Count(s.log.String(), "explain.header: tells") < 2 {
+		t.Errorf("got the log %s, want the warning for the changed file, too", s.log)
+	}
+	file := filepath.Join(t.TempDir(), "k.yaml")
+	if err := os.WriteFile(file, []byte("explain: {header: true}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k := kubernetesFlags(flags("serve"))
+	k.pool, k.namespace = "pool", "ns"
+	if _, warnings, err := k.load(file); err != nil || len(warnings) != 1 || warnings[0].Path != "explain.header" {
+		t.Errorf("got %v, %v, want one warning: --pool-name names workers", warnings, err)
+	}
+}

@@ -24,6 +24,7 @@ tool() { # tool NAME MODULE-FOLDER PACKAGE
 tool helm-unittest unittest github.com/helm-unittest/helm-unittest/cmd/helm-unittest
 tool cyclonedx-gomod sbom github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
 tool promql promql .
+tool compose compose .
 
 # MODULE@VERSION and the files in it.
 sources=(

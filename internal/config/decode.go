@@ -489,7 +489,7 @@ func (d *decoder) unknownHint(path, key string, section reflect.Value) string {
 	if of := sections()[key]; len(of) > 0 && len(of) <= 3 {
 		return "; it is a key of " + strings.Join(of, " and ")
 	}
-	return ""
+	return "; the keys of this section are " + strings.Join(known, ", ")
 }
 
 // meant has keys that are not known anywhere, and what stands for them.

@@ -47,6 +47,10 @@ func TestWhatToolsWrite(t *testing.T) {
 	}
 }
 
+// rootKeys is what is said where no key is like the unknown one.
+const rootKeys = "; the keys of this section are listen, admin, envoy, limits, models, workers, tenants, routing, flow, slo, index, fleet, " +
+	"disagg, explain, log, drain, drain_quiet"
+
 func TestWhatCannotBeDecoded(t *testing.T) {
 	for text, want := range map[string]string{
 		"index: {key: \"a${KVLANE_TEST_NONE}\"}\n":      "k.yaml:1:14: index.key: the environment variable KVLANE_TEST_NONE is not set: set it, or write ${KVLANE_TEST_NONE:-default}",
@@ -62,8 +66,8 @@ func TestWhatCannotBeDecoded(t *testing.T) {
 		"explain: {keep: {}}\n":                         "k.yaml:1:11: explain.keep: needs a value, not a section",
 		"models: a\n":                                   "k.yaml:1:9: models: needs a list, not a value: write - before each element",
 		"routing: {policy: {cost: {tiers: [1, 2]}}}\n":  "k.yaml:1:27: routing.policy.cost.tiers: needs a list of 4 values",
-		"routing: {\"-\": 1}\n":                         `k.yaml:1:11: routing.-: unknown key`,
-		"\",inline\": 1\n":                              `k.yaml:1:1: ,inline: unknown key`,
+		"explain: {\"-\": 1}\n":                         `k.yaml:1:11: explain.-: unknown key; the keys of this section are keep, header`,
+		"\",inline\": 1\n":                              `k.yaml:1:1: ,inline: unknown key` + rootKeys,
 		"models: [{name: a, block_size: 16}]\n":         "k.yaml:1:20: models[0].block_size: unknown key; it is a key of workers.static[] and index",
 		"routing: {policy: {preset: kv-aware}}\n":       "k.yaml:1:20: routing.policy.preset: unknown key; it is a key of routing",
 		"\"logs\": {}\n":                                `k.yaml:1:1: logs: unknown key; did you mean "log"?`,
@@ -100,8 +104,8 @@ func TestWhatIsMeantIsSaid(t *testing.T) {
 		"workers:\n  static:\n  - address: http://10.0.0.1\n":       `k.yaml:3:14: workers.static[0].address: "http://10.0.0.1" is a URL: write ip:port only`,
 		"workers:\n  static:\n  - address: \"[fe80::1%eth0]:80\"\n": `k.yaml:3:14: workers.static[0].address: "[fe80::1%eth0]:80" is not ip:port (Envoy needs an IP address, IPv6 in brackets; for names use workers.dns)`,
 		// Nothing is near, and what else is missing is still said.
-		"xyz: 1\n":                              at + "xyz: unknown key",
-		"name: x\n":                             at + "name: unknown key",
+		"xyz: 1\n":                              at + "xyz: unknown key" + rootKeys,
+		"name: x\n":                             at + "name: unknown key" + rootKeys,
 		"workers:\n  static:\n  - ranks: two\n": "k.yaml:3:12: workers.static[0].ranks: \"two\" is not a whole number\nk.yaml:3:5: workers.static[0]: needs an address",
 	} {
 		if _, err := Parse("k.yaml", []byte(text)); err == nil || err.Error() != want {

@@ -19,8 +19,8 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// Load reads and validates a file. Warnings are about renamed keys. The error is a
-// ProblemsError if the file could be read.
+// Load reads and validates a file. Warnings are about renamed keys and valid settings that are probably a mistake. The error is
+// a ProblemsError if the file could be read.
 func Load(file string) (c *Config, warnings []Problem, err error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -30,6 +30,7 @@ func Load(file string) (c *Config, warnings []Problem, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	c.warn(nil, d.note)
 	return c, d.warnings, nil
 }
 
@@ -52,10 +53,9 @@ func parse(file string, text []byte) (*Config, *decoder, error) {
 	return &c, d, nil
 }
 
-// Inspect is Load of a text that also reads the files that the configuration names, except those of models, and warns of
-// settings that are valid but probably a mistake. If running is not nil, Kvlane is to run here now: missing files and
-// addresses in use are errors then, with which the configuration is returned too. running returns the effective
-// configuration of the Kvlane at an admin port, nil without one or if it is closed: it loads tokenizers or wants a token.
+// Inspect is Load of a text that also reads the files that the configuration names, except those of models. If running is
+// not nil, Kvlane is to run here now: missing files and addresses in use are errors, with which the configuration is returned
+// too. running returns the effective configuration of the Kvlane at an admin port, nil without one or if it does not tell.
 func Inspect(file string, text []byte, running func(Admin) (text []byte, closed bool)) (c *Config, warnings []Problem, err error) {
 	c, d, err := parse(file, text)
 	if err != nil {

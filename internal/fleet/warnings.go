@@ -275,7 +275,7 @@ func (f *Fleet) Warnings() []observe.Warning {
 		}
 		for worker, c := range s.agreement.all() {
 			if s.agreement.differs(worker) {
-				add(worker, "tokens_differ", "its token ids of model %s differ from those of %s: it is routed by load", s.Config.Name, s.Config.Tokenizer)
+				add(worker, "tokens_differ", "its token ids of model %s differ from those of %s: it is routed by load; name the tokenizer that it loads, its revision too", s.Config.Name, s.Config.Tokenizer)
 			} else if why := c.failed.Load(); why != nil && c.checker.State() == shape.Unchecked {
 				add(worker, "tokens_not_compared", "whether the tokenizer of model %s is its own is not known, as it returns no ids: %s", s.Config.Name, why)
 			}
