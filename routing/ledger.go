@@ -232,6 +232,7 @@ func (r *Router) FirstToken(now time.Duration, id ReservationID) bool {
 		r.answered(now, res, t)
 		if res.Phase < decoding {
 			r.learnFirst(now, res)
+			r.left(now, res)
 		}
 	}
 	return r.enter(id, decoding)
@@ -245,6 +246,7 @@ func (r *Router) Release(now time.Duration, id ReservationID) bool {
 		return false
 	}
 	r.ended(now, res)
+	r.left(now, res)
 	r.withdraw(res)
 	r.apply(res, -1)
 	r.programs.end(res.program, now)
@@ -254,6 +256,15 @@ func (r *Router) Release(now time.Duration, id ReservationID) bool {
 	}
 	r.ledger.drop(id)
 	return true
+}
+
+// left notes when a request leaves its targets, or a split one its prefill target; see reported.foreign.
+func (r *Router) left(now time.Duration, res *reservation) {
+	for _, t := range []*target{r.targetOf(res.Decode, res.decodeGen), r.targetOf(res.Prefill, res.prefillGen)} {
+		if t != nil {
+			t.released = now
+		}
+	}
 }
 
 // Rebook moves a booking and its conversation to the target that served the request
@@ -282,6 +293,7 @@ func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot
 // change moves a booking's load: change sets its new targets or phase. Its time to the first token is predicted anew.
 func (r *Router) change(now time.Duration, res *reservation, change func()) {
 	seen := res.Forecast.learns
+	r.left(now, res)
 	r.withdraw(res)
 	r.apply(res, -1)
 	change()

@@ -8,7 +8,7 @@ import (
 
 // Report is an engine's load report for one target. Reports show the requests that this router did not place.
 type Report struct {
-	// At is when it was measured.
+	// At is when its measurement began.
 	At time.Duration
 	// Seq numbers the reports of one source; 0 if they are not numbered.
 	Seq uint64
@@ -24,15 +24,15 @@ type Report struct {
 type reported struct {
 	known        bool
 	at, received time.Duration
-	// foreign and foreignTokens are the requests and queued tokens on the engine that the
-	// ledger did not have when the report came.
+	// foreign and foreignTokens are the requests and queued tokens on the engine that the ledger did not have when the
+	// report came. If a request has ended since the measurement began, only what the report before showed, too.
 	foreign, foreignTokens int64
 	kvUsage                float64
 	running, waiting       int64
 	seq                    uint64
-	// before is the foreignTokens of the report before this one, full what two reports in a
-	// row say about the KV cache, nearly what this one says; see Router.saturated.
-	before       int64
+	// seen is foreign as this report alone shows it, before the foreignTokens of the last one; full is what two reports
+	// in a row say about the KV cache, nearly what this one says; see Router.saturated.
+	seen, before int64
 	nearly, full bool
 	// started is above the Numbers of the bookings that the engine has started on: it reported no waiting requests
 	// after they were sent. Without it, requests that are not streamed would count as queued until they end.
@@ -50,7 +50,7 @@ func (r *Router) Report(now time.Duration, slot kvindex.Slot, rep Report) bool {
 		r.staleReports++
 		return false
 	}
-	t.report.set(now, rep, t.load.Active+t.load.Transferring, r.config.WaitingTokens)
+	t.report.set(now, rep, t.load.Active+t.load.Transferring, t.released, r.config.WaitingTokens)
 	r.noteStarted(t, rep)
 	return true
 }
@@ -70,10 +70,11 @@ func (r *Router) ReportWorker(now time.Duration, worker string, rep Report) int 
 	if !ok {
 		return 0
 	}
-	n, active := int64(entry.ranks), int64(0)
+	n, active, released := int64(entry.ranks), int64(0), time.Duration(0)
 	for _, slot := range r.order {
 		if t := &r.targets[slot]; t.worker == entry.number {
 			active += t.load.Active + t.load.Transferring
+			released = max(released, t.released)
 		}
 	}
 	taken := 0
@@ -86,7 +87,7 @@ func (r *Router) ReportWorker(now time.Duration, worker string, rep Report) int 
 			r.staleReports++
 			continue
 		}
-		t.report.set(now, rep, active, r.config.WaitingTokens)
+		t.report.set(now, rep, active, released, r.config.WaitingTokens)
 		t.report.foreign = ceilDiv(t.report.foreign, n)
 		t.report.foreignTokens = ceilDiv(t.report.foreignTokens, n)
 		t.report.running = ceilDiv(rep.Running, n)
@@ -118,10 +119,14 @@ func (p *reported) accepts(rep Report) bool {
 	return rep.At >= p.at
 }
 
-func (p *reported) set(now time.Duration, rep Report, active, waitingTokens int64) {
+// set takes a report. active are the requests in the ledger, released is when the last one ended.
+func (p *reported) set(now time.Duration, rep Report, active int64, released time.Duration, waitingTokens int64) {
 	old := *p
 	*p = reported{known: true, at: rep.At, received: now, seq: rep.Seq, running: rep.Running, waiting: rep.Waiting, kvUsage: rep.KVUsage}
-	p.foreign = max(rep.Running+rep.Waiting-active, 0)
+	p.seen = max(rep.Running+rep.Waiting-active, 0)
+	if p.foreign = p.seen; released > rep.At {
+		p.foreign = min(p.seen, old.seen)
+	}
 	p.foreignTokens = min(p.foreign, rep.Waiting) * waitingTokens
 	p.started = old.started
 	p.before = old.foreignTokens

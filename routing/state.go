@@ -58,6 +58,7 @@ type ReportState struct {
 	KVUsage       float64       `json:"kv_usage"`
 	Foreign       int64         `json:"foreign"`
 	ForeignTokens int64         `json:"foreign_tokens"`
+	Seen          int64         `json:"seen,omitempty"`
 	Before        int64         `json:"before,omitempty"`
 	Nearly        bool          `json:"nearly,omitempty"`
 	Full          bool          `json:"full,omitempty"`
@@ -113,7 +114,7 @@ func (r *Router) export(q *Query) *State {
 		t := &r.targets[slot]
 		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Held: r.held(slot), Health: *t.health, Progress: t.progress}
 		if p := &t.report; p.known {
-			ts.Report = &ReportState{p.at, p.received, p.seq, p.running, p.waiting, p.kvUsage, p.foreign, p.foreignTokens, p.before, p.nearly, p.full, p.started}
+			ts.Report = &ReportState{p.at, p.received, p.seq, p.running, p.waiting, p.kvUsage, p.foreign, p.foreignTokens, p.seen, p.before, p.nearly, p.full, p.started}
 		}
 		s.Targets = append(s.Targets, ts)
 	}
@@ -235,7 +236,7 @@ func importState(s *State) (*Router, error) {
 		}
 		if p := ts.Report; p != nil {
 			t.report = reported{known: true, at: p.At, received: p.Received, foreign: p.Foreign, foreignTokens: p.ForeignTokens,
-				kvUsage: p.KVUsage, running: p.Running, waiting: p.Waiting, seq: p.Seq, before: p.Before, nearly: p.Nearly, full: p.Full, started: p.Started}
+				kvUsage: p.KVUsage, running: p.Running, waiting: p.Waiting, seq: p.Seq, seen: p.Seen, before: p.Before, nearly: p.Nearly, full: p.Full, started: p.Started}
 			r.bookings = max(r.bookings, p.Started)
 		}
 	}

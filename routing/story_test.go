@@ -368,6 +368,9 @@ func (s *story) each(d *datadriven.TestData, f func(time.Duration, ReservationID
 
 func (s *story) report(d *datadriven.TestData) string {
 	rep := Report{At: s.now, KVUsage: -1, Full: d.HasArg("full")}
+	if d.HasArg("took") {
+		rep.At -= time.Second
+	}
 	d.MaybeScanArgs(s.t, "running", &rep.Running)
 	d.MaybeScanArgs(s.t, "waiting", &rep.Waiting)
 	var kv string

@@ -82,9 +82,9 @@ type target struct {
 	// is nil in unused slots.
 	health *health
 	// startedTokens is the part of load.Queue that the engine has started on, see
-	// reported.started; booked is when the last request was booked.
-	startedTokens int64
-	booked        time.Duration
+	// reported.started; booked and released are when the last request was booked and when one ended.
+	startedTokens    int64
+	booked, released time.Duration
 	// paces are those of its model.
 	paces    *paces
 	progress progress

@@ -260,16 +260,16 @@ func (f *Fleet) tellRouter(v *View) {
 	})
 }
 
-// Load passes the loads that an engine reports for its ranks on to the router.
+// Load passes the loads that an engine reports for its ranks on to the router. at is when their measurement began.
 func (f *Fleet) Load(worker string, at time.Time, loads []workers.RankLoad) {
 	v := f.View()
 	m := v.members[worker]
 	if m == nil {
 		return
 	}
-	f.Update(at, func(r *routing.Router, now time.Duration) {
+	f.Update(f.Now(), func(r *routing.Router, now time.Duration) {
 		for _, l := range loads {
-			report := routing.Report{At: now, Running: int64(l.Running), Waiting: int64(l.Waiting), KVUsage: l.KVUsage}
+			report := routing.Report{At: now - f.Now().Sub(at), Running: int64(l.Running), Waiting: int64(l.Waiting), KVUsage: l.KVUsage}
 			if l.Rank == kvindex.NoRank || len(loads) == 1 && len(m.Slots) > 1 {
 				r.ReportWorker(now, worker, report)
 				continue

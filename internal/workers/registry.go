@@ -75,7 +75,7 @@ type Options struct {
 	Log    zerolog.Logger
 	// OnChange gets every worker, sorted by name, whenever one of them changed. Calls do not overlap.
 	OnChange func([]Worker)
-	// OnLoad gets a worker's load reports. Calls for different workers may overlap.
+	// OnLoad gets a worker's load reports and when their measurement began. Calls for different workers may overlap.
 	OnLoad func(worker string, at time.Time, loads []RankLoad)
 	// OnCache is called when what a worker's engine reports about its cache has changed, at
 	// most once a minute; may be nil.
@@ -478,12 +478,13 @@ func (r *Registry) scrape(ctx context.Context, t *tracked, p *prober) {
 	if !w.Ready || r.opts.OnLoad == nil {
 		return
 	}
+	began := time.Now()
 	loads, err := p.loads(ctx, w.Address, w.Engine)
 	if ctx.Err() != nil {
 		return
 	}
 	if err == nil {
-		r.opts.OnLoad(w.Name, time.Now(), loads)
+		r.opts.OnLoad(w.Name, began, loads)
 	} else {
 		r.opts.Log.Debug().Str("worker", w.Name).Err(err).Msg("no load report")
 	}
