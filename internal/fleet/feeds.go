@@ -18,12 +18,13 @@ import (
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
+	"github.com/kvlane/kvlane/kvindex/feed/zmtp"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
-// maxReplays bounds concurrent replays: after a restart with a thousand feeds the engines'
-// histories are fetched a few at a time.
-const maxReplays = 8
+// maxReplays bounds concurrent replays: after a restart with a thousand feeds the engines' histories are fetched a few at a
+// time. workerReplays bounds those of one worker, whose replays may be slow or endless.
+const maxReplays, workerReplays = 8, 2
 
 // feeds runs the event feeds of all workers.
 type feeds struct {
@@ -72,13 +73,14 @@ func (f *feeds) close() {
 }
 
 // relayWait is how long a relay may take to connect before the log has a warning. feedLines bounds the log lines about a
-// worker's feeds in 10 s: who sends its events could otherwise cause three with each batch.
-const relayWait, feedLines = time.Second, 500
+// worker's feeds in 10 s: who sends its events could otherwise cause three with each batch. maxBatch bounds a batch in
+// bytes: engines send less than 1 MiB, and each rank may make the feed hold and decode one.
+const relayWait, feedLines, maxBatch = time.Second, 500, 16 << 20
 
 // startFeed follows a worker's events. A worker without events, or with events that cannot be followed, is routed by
 // load and by the prompts sent to it. resume has, by endpoint, the cursor to continue from; nil for the beginning.
 func (f *Fleet) startFeed(m *Member, all []Endpoint, resume []*feed.Cursor) *feedHandle {
-	h := &feedHandle{feeds: f.feeds, bySlot: map[kvindex.Slot]*feed.Feed{}, sink: &sink{fleet: f, m: m, endpoints: all, cursors: make([]feed.Cursor, len(all))}}
+	h := &feedHandle{feeds: f.feeds, bySlot: map[kvindex.Slot]*feed.Feed{}, sink: &sink{fleet: f, m: m, endpoints: all, cursors: make([]feed.Cursor, len(all)), replays: semaphore.NewWeighted(workerReplays)}}
 	h.sink.log = f.Log.Sample(&zerolog.BurstSampler{Burst: feedLines, Period: 10 * time.Second})
 	switch m.Events.Endpoint {
 	case "":
@@ -116,7 +118,7 @@ func (f *Fleet) startFeed(m *Member, all []Endpoint, resume []*feed.Cursor) *fee
 func (f *Fleet) followRank(m *Member, all []Endpoint, i int, resume *feed.Cursor, into *sink) (*feed.Feed, error) {
 	src := feed.Source{
 		Worker: m.Name, Engine: feed.Engine(m.Engine), Rank: all[i].Target.Rank, BlockSize: m.BlockSize,
-		Topic: m.Events.Topic, Bind: m.Events.Bind, Replays: f.feeds.limit,
+		Topic: m.Events.Topic, Bind: m.Events.Bind, Replays: []*semaphore.Weighted{into.replays, f.feeds.limit}, Conn: zmtp.Options{MaxMessage: maxBatch},
 	}
 	if strings.HasPrefix(m.Events.Endpoint, "http") {
 		if i > 0 {
@@ -229,6 +231,7 @@ type sink struct {
 	m         *Member
 	endpoints []Endpoint
 	log       zerolog.Logger
+	replays   *semaphore.Weighted
 	// cursors has by endpoint the position up to which events are applied, zero if unknown. Guarded by feeds.snapshot.
 	cursors []feed.Cursor
 }

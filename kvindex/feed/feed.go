@@ -34,6 +34,8 @@ type Feed struct {
 	replays  sync.WaitGroup
 	// stopReplay closes the running replay's connection.
 	stopReplay context.CancelFunc
+	// newest is the replay that was asked for last, nil if none runs.
+	newest *replay
 }
 
 // Start starts following a source. The feed ends when ctx does or with Close; the sink keeps what its targets hold.
@@ -279,34 +281,51 @@ func SplitFrames(frames [][]byte) (seq uint64, payload []byte, ok bool) {
 // endOfReplay is the sequence number of a replay's last message.
 const endOfReplay = ^uint64(0)
 
-// startReplay runs a replay concurrently with the subscription. The caller holds the lock.
+type replay struct {
+	Action
+	ctx context.Context
+}
+
+// startReplay runs a replay concurrently with the subscription, once the one before has ended: however often an engine
+// restarts, one goroutine replays. The caller holds the lock.
 func (f *Feed) startReplay(ctx context.Context, a Action) {
 	f.stopReplay()
 	if f.closed {
 		return
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	f.stopReplay = cancel
-	f.replays.Go(func() {
-		defer cancel()
-		if a.Attempt > 0 {
-			sleep(ctx, jitter(min(f.src.ReconnectMin<<a.Attempt, f.src.ReconnectMax)))
+	r, idle := &replay{Action: a}, f.newest == nil
+	r.ctx, f.stopReplay = context.WithCancel(ctx)
+	if f.newest = r; idle {
+		f.replays.Go(f.replay)
+	}
+}
+
+func (f *Feed) replay() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for r := f.newest; r != nil; r = f.newest {
+		f.mu.Unlock()
+		if r.Attempt > 0 {
+			sleep(r.ctx, jitter(min(f.src.ReconnectMin<<r.Attempt, f.src.ReconnectMax)))
 		}
-		err := f.runReplay(ctx, a)
-		f.failed(ctx, err)
+		err := f.runReplay(r.ctx, r.Action)
+		f.failed(r.ctx, err)
 		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.main.do(f.machine.ReplayEnd(a.Epoch, err == nil))
+		f.main.do(f.machine.ReplayEnd(r.Epoch, err == nil))
 		f.room.Broadcast()
-	})
+		if f.newest == r {
+			f.newest = nil
+			f.stopReplay()
+		}
+	}
 }
 
 func (f *Feed) runReplay(ctx context.Context, a Action) error {
-	if all := f.src.Replays; all != nil {
-		if err := all.Acquire(ctx, 1); err != nil {
+	for _, limit := range f.src.Replays {
+		if err := limit.Acquire(ctx, 1); err != nil {
 			return err
 		}
-		defer all.Release(1)
+		defer limit.Release(1)
 	}
 	ctx, cancel := context.WithTimeout(ctx, f.src.ReplayTotal)
 	defer cancel()

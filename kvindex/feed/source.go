@@ -55,8 +55,8 @@ type Source struct {
 	// ReplayTotal and ReplayIdle limit the duration of a replay and the silence within one;
 	// defaults 2 min and 2 s. An engine polls its replay socket every 0.1 s.
 	ReplayTotal, ReplayIdle time.Duration
-	// Replays limits the concurrent replays in the process; nil means no limit.
-	Replays *semaphore.Weighted
+	// Replays limit the concurrent replays, such as those of a worker and those of the process. They are acquired in order.
+	Replays []*semaphore.Weighted
 }
 
 func (s *Source) setDefaults() {

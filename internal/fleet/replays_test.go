@@ -1,0 +1,100 @@
+package fleet
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/workers"
+	"github.com/kvlane/kvlane/kvindex/feed"
+)
+
+// zmqSockets listens at the ports of that many ranks, and returns the endpoint of the first. The sockets publish nothing,
+// and replay nothing, or never end to.
+func zmqSockets(t *testing.T, typ string, ranks int, endless bool) string {
+	t.Helper()
+	for {
+		var list []net.Listener
+		for port := 0; len(list) < ranks; port = list[0].Addr().(*net.TCPAddr).Port + len(list) {
+			l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+			if err != nil { // another process has the port
+				break
+			}
+			list = append(list, l)
+		}
+		for _, l := range list {
+			t.Cleanup(func() { _ = l.Close() })
+		}
+		if len(list) == ranks {
+			for _, l := range list {
+				serveZMQ(l, typ, endless)
+			}
+			return "tcp://" + list[0].Addr().String()
+		}
+	}
+}
+
+func serveZMQ(l net.Listener, typ string, endless bool) {
+	greeting := make([]byte, 64)
+	copy(greeting, "\xff\x00\x00\x00\x00\x00\x00\x00\x00\x7f\x03\x01NULL")
+	ready := "\x05READY\x0bSocket-Type\x00\x00\x00" + string(rune(len(typ))) + typ
+	hello := append(append(greeting, 4, byte(len(ready))), ready...)
+	empty := append(append([]byte{1, 0, 1, 8}, bytes.Repeat([]byte{0xff}, 8)...), 0, 0) // the end of a replay
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = c.Write(hello)
+				if typ == "ROUTER" && !endless {
+					_, _ = c.Write(empty)
+				}
+				go func() {
+					for seq := uint64(0); endless; seq++ {
+						message := append(binary.BigEndian.AppendUint64([]byte{1, 0, 1, 8}, seq), 0, 3, 0x92, 0, 0x90)
+						if _, err := c.Write(message); err != nil {
+							return
+						}
+						time.Sleep(10 * time.Millisecond)
+					}
+				}()
+				_, _ = io.Copy(io.Discard, c)
+			}()
+		}
+	}()
+}
+
+// A worker whose replays never end delays no replay of another.
+func TestReplaysOfAWorkerDelayNoOther(t *testing.T) {
+	const ranks = 2 * maxReplays
+	slow := worker("slow", ranks)
+	slow.Events.Endpoint, slow.Events.Replay = zmqSockets(t, "PUB", ranks, false), zmqSockets(t, "ROUTER", ranks, true)
+	f := newFleet(t, "", slow)
+	state := func(worker string) (states []feed.State) {
+		for _, s := range f.FeedStatus() {
+			for _, target := range s.Targets {
+				if target.Target.Worker == worker && s.Counts.Replays > 0 {
+					states = append(states, target.State)
+				}
+			}
+		}
+		return states
+	}
+	for len(state("slow")) < ranks { // the test's timeout ends it
+		time.Sleep(5 * time.Millisecond)
+	}
+	good := worker("good", 1)
+	good.Events.Endpoint, good.Events.Replay = zmqSockets(t, "PUB", 1, false), zmqSockets(t, "ROUTER", 1, false)
+	f.SetWorkers([]workers.Worker{slow, good})
+	for end := time.Now().Add(10 * time.Second); len(state("good")) == 0 || state("good")[0] != feed.Live; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("got the states %v after 10 s, want live", state("good"))
+		}
+	}
+}
