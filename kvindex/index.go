@@ -279,7 +279,7 @@ func (x *Index) clearStep(s Slot) bool {
 		id := st.segments[len(st.segments)-1]
 		st.segments = st.segments[:len(st.segments)-1]
 		if x.alive(id) {
-			x.evacuate(id, s)
+			x.expel(id, s, s)
 		}
 	}
 	x.gate.open()
@@ -289,19 +289,6 @@ func (x *Index) clearStep(s Slot) bool {
 	x.dropPostings(st)
 	st.claimsFrom = x.claims.next()
 	return false
-}
-
-// evacuate removes all runs of a slot from a segment.
-func (x *Index) evacuate(id uint32, s Slot) {
-	for x.alive(id) {
-		g := x.seg(id)
-		runs := g.runs()
-		i := lowerBound(runs, makeRun(s, 0, 0, 0))
-		if i == len(runs) || runSlot(runs[i]) != s {
-			return
-		}
-		x.unhold(id, s, runTier(runs[i]), runStart(runs[i]), runEnd(runs[i]))
-	}
 }
 
 func (x *Index) seg(id uint32) segment {
