@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// maxPage bounds a /metrics page; the largest seen in the field is below 1 MiB.
-const maxPage = 8 << 20
+// maxPage bounds a /metrics page; the largest seen in the field is below 1 MiB. maxLine bounds the labels of a cache.
+const maxPage, maxLine = 8 << 20, 64 << 10
 
 func newClient(timeout time.Duration) *http.Client {
 	if timeout <= 0 {
@@ -109,7 +109,7 @@ func parseCache(page []byte) (c EngineCache) {
 	if !ok {
 		return c
 	}
-	line, _, _ = bytes.Cut(line, []byte{'\n'})
+	line, _, _ = bytes.Cut(line[:min(len(line), maxLine)], []byte{'\n'})
 	line = append([]byte{'{'}, line...)
 	if m := blockSize.FindSubmatch(line); m != nil {
 		c.BlockSize, _ = strconv.Atoi(string(m[1]))
