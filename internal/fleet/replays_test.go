@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -41,7 +42,7 @@ func serveZMQ(l net.Listener, typ string, endless bool) {
 	greeting := make([]byte, 64)
 	copy(greeting, "\xff\x00\x00\x00\x00\x00\x00\x00\x00\x7f\x03\x01NULL")
 	ready := "\x05READY\x0bSocket-Type\x00\x00\x00" + string(rune(len(typ))) + typ
-	hello := append(append(greeting, 4, byte(len(ready))), ready...)
+	hello := slices.Concat(greeting, []byte{4, byte(len(ready))}, []byte(ready))
 	empty := append(append([]byte{1, 0, 1, 8}, bytes.Repeat([]byte{0xff}, 8)...), 0, 0) // the end of a replay
 	go func() {
 		for {
