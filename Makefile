@@ -297,7 +297,7 @@ tools-chart:
 	@./e2e/chart/build.sh $(TOOLS)/k8s
 
 test-chart: tools-chart build envoy ## Tests the Helm chart (lint, suites, strict schemas, kvlane check, envoy validate) and the image's build steps
-	KVLANE_CHART_TOOLS=$(TOOLS)/k8s KVLANE=$(BIN)/kvlane go test -count=1 -vet=off -timeout 20m ./e2e/chart
+	KVLANE_CHART_TOOLS=$(TOOLS)/k8s KVLANE=$(BIN)/kvlane go test -count=1 -vet=off -timeout 50m ./e2e/chart
 
 .PHONY: test-page
 test-page: build envoy ## Tests the admin port's page in a headless Chromium, which it installs (Debian, root); PICTURE=1 writes docs/page.png
