@@ -57,14 +57,22 @@ func outcomeOf(e *accesslogv3.HTTPAccessLogEntry) Outcome {
 	return Outcome{
 		Status:            int(e.GetResponse().GetResponseCode().GetValue()),
 		Flags:             flagNames(c.GetResponseFlags()),
-		Details:           e.GetResponse().GetResponseCodeDetails(),
-		Upstream:          addressText(c.GetUpstreamRemoteAddress()),
+		Details:           clip(e.GetResponse().GetResponseCodeDetails()),
+		Upstream:          clip(addressText(c.GetUpstreamRemoteAddress())),
 		BytesReceived:     e.GetRequest().GetRequestBodyBytes(),
 		BytesSent:         e.GetResponse().GetResponseBodyBytes(),
 		FirstUpstreamByte: c.GetTimeToFirstUpstreamRxByte().AsDuration(),
 		LastUpstreamByte:  c.GetTimeToLastUpstreamRxByte().AsDuration(),
 		Duration:          c.GetDuration().AsDuration(),
 	}
+}
+
+// clip bounds a text that is kept with its decision.
+func clip(s string) string {
+	if len(s) > 1024 {
+		return strings.Clone(s[:1024])
+	}
+	return s
 }
 
 // flagNames lists the response flags that are set by their names in the API.

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,13 +18,18 @@ import (
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	alsv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	epv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/structpb"
 	"pgregory.net/rapid"
 )
 
@@ -201,9 +207,9 @@ func TestMessagesOfOtherServicesAreBounded(t *testing.T) {
 	b := newBed(t, Options{}, &recorder{})
 	var refused, held atomic.Int64
 	var wg sync.WaitGroup
-	for range 6 {
+	for range 9 {
 		wg.Go(func() {
-			switch _, status := announce(t, b, "envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs", 30<<20, 1000); status {
+			switch _, status := announce(t, b, "envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs", 15<<20, 1000); status {
 			case "":
 				held.Add(1)
 			case "1":
@@ -214,11 +220,110 @@ func TestMessagesOfOtherServicesAreBounded(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if held.Load() != 3 || refused.Load() != 3 {
-		t.Errorf("got %d messages held and %d refused, want 3 and 3", held.Load(), refused.Load())
+	if held.Load() != 7 || refused.Load() != 2 {
+		t.Errorf("got %d messages held and %d refused, want 7 and 2", held.Load(), refused.Load())
 	}
 	if _, status := announce(t, b, "grpc.health.v1.Health/Check", maxUnary+1, 1000); status != "8" {
 		t.Errorf("got status %q for a long health check, want 8", status)
+	}
+}
+
+// A part of a message may be encoded in two bytes, and takes many times as many once it is decoded.
+func TestMessagesOfManyPartsAreRefused(t *testing.T) {
+	b := newBed(t, Options{}, &recorder{})
+	deep := structpb.NewNullValue()
+	for range maxDepth {
+		deep = structpb.NewListValue(&structpb.ListValue{Values: []*structpb.Value{deep}})
+	}
+	text := strings.Repeat("x", 2<<10)
+	entry := &accesslogv3.HTTPAccessLogEntry{Request: &accesslogv3.HTTPRequestProperties{Path: text, UserAgent: text}}
+	nested := &accesslogv3.HTTPAccessLogEntry{
+		Request:          &accesslogv3.HTTPRequestProperties{Path: strings.Repeat("x", 2*maxUnary)},
+		CommonProperties: &accesslogv3.AccessLogCommon{Metadata: &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{"a": {Fields: map[string]*structpb.Value{"b": deep}}}}},
+	}
+	for name, c := range map[string]struct {
+		entries []*accesslogv3.HTTPAccessLogEntry
+		taken   bool
+	}{
+		"entries of a busy Envoy": {slices.Repeat([]*accesslogv3.HTTPAccessLogEntry{entry}, 1000), true},
+		"empty entries":           {slices.Repeat([]*accesslogv3.HTTPAccessLogEntry{{}}, maxParts), false},
+		"deep metadata":           {[]*accesslogv3.HTTPAccessLogEntry{nested}, false},
+	} {
+		stream, err := alsv3.NewAccessLogServiceClient(b.conn).StreamAccessLogs(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = stream.Send(&alsv3.StreamAccessLogsMessage{LogEntries: &alsv3.StreamAccessLogsMessage_HttpLogs{HttpLogs: &alsv3.StreamAccessLogsMessage_HTTPAccessLogEntries{LogEntry: c.entries}}})
+		if _, err = stream.CloseAndRecv(); (err == nil) != c.taken {
+			t.Errorf("%s: got %v, want taken %v", name, err, c.taken)
+		}
+	}
+	m, empty := message{first: true}, strings.Repeat("\x0a\x00", 1<<17) // headers without a name
+	headers := protowire.AppendString([]byte{0x0a}, empty)
+	if err := m.decode(mem.BufferSlice{mem.SliceBuffer(protowire.AppendBytes([]byte{0x12}, headers))}); err != nil || len(m.headers) != mostHeaders+1 {
+		t.Errorf("got %d headers and %v, want %d, which are refused", len(m.headers), err, mostHeaders+1)
+	}
+}
+
+// Headers, metadata and attributes stay until the request is decided, and the outcome's texts as long as its decision.
+func TestWhatComesWithARequestIsBounded(t *testing.T) {
+	b := newBed(t, Options{}, &recorder{})
+	send := func(n int, with func(m *epv3.ProcessingRequest, text string)) int {
+		st, err := b.client.Process(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &epv3.ProcessingRequest{Request: &epv3.ProcessingRequest_RequestHeaders{RequestHeaders: &epv3.HttpHeaders{Headers: &corev3.HeaderMap{}}}}
+		m.ProtocolConfig = &epv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_STREAMED}
+		with(m, strings.Repeat("x", n))
+		if err := st.Send(m); err != nil {
+			t.Fatal(err)
+		}
+		r, err := st.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return int(r.GetImmediateResponse().GetStatus().GetCode())
+	}
+	values := func(text string) *structpb.Struct {
+		return &structpb.Struct{Fields: map[string]*structpb.Value{"a": structpb.NewStringValue(text)}}
+	}
+	for what, with := range map[string]func(m *epv3.ProcessingRequest, text string){
+		"headers": func(m *epv3.ProcessingRequest, text string) {
+			m.GetRequestHeaders().Headers.Headers = []*corev3.HeaderValue{{Key: "a", RawValue: []byte(text)}}
+		},
+		"metadata": func(m *epv3.ProcessingRequest, text string) {
+			m.MetadataContext = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{subsetNamespace: values(text)}}
+		},
+		"attributes": func(m *epv3.ProcessingRequest, text string) {
+			m.Attributes = map[string]*structpb.Struct{attributesKey: values(text)}
+		},
+	} {
+		for n, want := range map[int]int{maxAbout / 2: 0, maxAbout: 431} {
+			if got := send(n, with); got != want {
+				t.Errorf("%s of %d bytes: got status %d, want %d", what, n, got, want)
+			}
+		}
+	}
+	m := message{first: true} // two parts may each be as long as allowed
+	part := protowire.AppendBytes([]byte{0x12}, protowire.AppendBytes([]byte{0x7a}, make([]byte, maxAbout*2/3)))
+	if err := m.decode(mem.BufferSlice{mem.SliceBuffer(slices.Repeat(part, 2))}); err != nil || !m.tooLong {
+		t.Errorf("two parts: got too long %v and %v, want them counted together", m.tooLong, err)
+	}
+	long := strings.Repeat("x", 1<<20)
+	o := outcomeOf(&accesslogv3.HTTPAccessLogEntry{
+		Response:         &accesslogv3.HTTPResponseProperties{ResponseCodeDetails: long},
+		CommonProperties: &accesslogv3.AccessLogCommon{UpstreamRemoteAddress: &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: long}}}},
+	})
+	if len(o.Details)+len(o.Upstream) > 2<<10 {
+		t.Errorf("got %d and %d bytes of an outcome's texts, want 1 KiB each", len(o.Details), len(o.Upstream))
+	}
+	for text, want := range map[string]int{"999": 999, "1000": 0, "34463": 0, "-5": 0} {
+		tk := &recordedTicket{status: -1, ended: make(chan struct{})}
+		x := &exchange{srv: b.srv, phase: phaseDecided, flight: &flight{ticket: tk}, send: func(a *answer) error { a.bufs.Free(); return nil }}
+		if err := x.responseHeaders(&message{status: text}); err != nil || tk.status != want {
+			t.Errorf("status %s: got %d and %v, want %d", text, tk.status, err, want)
+		}
 	}
 }
 

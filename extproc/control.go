@@ -29,9 +29,11 @@ func (c *controls) match(name string) bool {
 
 // Envoy answers 500 if a mutated request exceeds these limits (defaults of its HTTP connection manager). Envoy measures
 // a client's request before adding its own headers, so a request may exceed them by a few headers before any mutation.
-// A larger excess shows that the limits are configured higher, but not above mostHeaders: some passes over them take quadratic time.
+// A larger excess shows that the limits are configured higher, but not above mostHeaders, as some passes over them take quadratic
+// time, and not above maxAbout bytes with metadata and attributes, as they stay until the request is decided.
 const (
 	mostHeaders      = 1000
+	maxAbout         = 512 << 10
 	maxHeaders       = 100
 	maxHeaderTotal   = 60 << 10
 	addedHeaders     = 20

@@ -112,6 +112,9 @@ func (x *exchange) handle(m *message) error {
 		x.observe(m)
 		return nil
 	}
+	if m.tooLong && x.phase == phaseOpen {
+		return x.reject(tooManyHeaders())
+	}
 	var err error
 	switch m.kind {
 	case KindRequestHeaders:

@@ -33,6 +33,8 @@ type message struct {
 	// GRPC body mode
 	compressed, withoutMessage bool
 
+	about   int      // encoded bytes of request headers, metadata and attributes
+	tooLong bool     // they are more than maxAbout, and were not all read
 	headers []Header // request headers only, pseudo headers included
 	status  string   // :status of response headers
 
@@ -118,6 +120,12 @@ func (m *message) decodePart(c *cursor, num protowire.Number, n int) error {
 	if (num == 8 || num == 9) && !m.first && m.kind != KindNone && !m.kind.isHeaders() {
 		return c.skip(n)
 	}
+	if num == 2 || num == 8 || num == 9 {
+		if m.about += n; m.about > maxAbout {
+			m.tooLong = true
+			return c.skip(n)
+		}
+	}
 	b, err := c.bytes(n)
 	if err != nil {
 		return err
@@ -194,7 +202,9 @@ func (m *message) requestHeaders(b []byte) error {
 		return text[off : off+len(v)]
 	}
 	return eachMapEntry(b, func(key, value []byte) error {
-		m.headers = append(m.headers, Header{Name: within(key), Value: within(value)})
+		if len(m.headers) <= mostHeaders { // one more than is taken, which has the request refused
+			m.headers = append(m.headers, Header{Name: within(key), Value: within(value)})
+		}
 		return nil
 	})
 }

@@ -90,10 +90,11 @@ func (o Options) withDefaults() Options {
 }
 
 // Sizes for GRPCOptions. A message may exceed BodyLimit by messageSlack before it is refused unread. maxOther bounds the messages of
-// services other than ext_proc, which take a multiple of their bytes once they are decoded; maxUnary those of calls, such as a
-// health check. Flow control admits streamWindow of a stream that is not read, and more only for a message that is.
+// services other than ext_proc, and maxParts what they consist of (see parts); maxUnary bounds those of calls, such as a health
+// check. Flow control admits streamWindow of a stream that is not read, and more only for a message that is.
 const (
-	messageSlack, maxOther, maxUnary = 4 << 20, 36 << 20, 64 << 10
+	messageSlack, maxOther, maxUnary = 4 << 20, 16 << 20, 64 << 10
+	maxParts, maxDepth               = 1 << 17, 100
 	socketBuffer, maxHeaderList      = 128 << 10, 64 << 10
 	streamWindow, connWindow         = 256 << 10, 32 << 20
 )

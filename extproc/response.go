@@ -13,9 +13,10 @@ func (x *exchange) responseHeaders(m *message) error {
 	x.abandon()
 	if x.flight != nil {
 		status, err := strconv.Atoi(m.status)
-		if err != nil {
-			status = 0
+		if err != nil || status < 100 || status > 999 {
+			status = 0 // metrics have a label for its class, and Envoy passes on an engine's 1000
 		}
+		m.status = ""
 		var refused int
 		c.mutation, refused = responseMutation(x.flight.responseHeaders(status, cmp.Or(m.served, m.upstream)))
 		for range refused {

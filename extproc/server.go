@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 // Server serves ext_proc, Envoy's access log and gRPC health. It is safe for concurrent use.
@@ -233,7 +234,7 @@ func read(stream grpc.ServerStream, prefix []byte, most int64, room *bodies, hel
 }
 
 // others is the room for large messages of services other than ext_proc while they are received, on all ports of the process.
-var others = bodies{maxBytes: 4 * maxOther}
+var others = bodies{maxBytes: 9 * maxOther}
 
 // boundOthers is the interceptor that makes these services share it.
 func boundOthers(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
@@ -250,6 +251,10 @@ func (o other) RecvMsg(m any) error {
 		return err
 	}
 	defer data.Free()
+	in := m.(proto.Message).ProtoReflect().Descriptor()
+	if data.Len() > maxUnary && parts(data.Materialize(), in, maxParts, maxDepth) > maxParts {
+		return status.Error(codes.ResourceExhausted, "message has too many parts")
+	}
 	return Codec().Unmarshal(data, m)
 }
 

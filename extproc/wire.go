@@ -1,6 +1,9 @@
 package extproc
 
-import "google.golang.org/protobuf/encoding/protowire"
+import (
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
 
 // field reads the first field of b: v is the content if typ is BytesType, x the value if it is VarintType.
 func field(b []byte) (num protowire.Number, typ protowire.Type, v []byte, x uint64, rest []byte, err error) {
@@ -66,4 +69,27 @@ func stringValue(b []byte) (string, error) {
 		return nil
 	})
 	return s, err
+}
+
+// parts counts the messages, texts and bytes of b, a message of type d, and stops above most, or with most+1 at messages nested
+// deeper than depth. Each takes up to 130 bytes once it is decoded, but may be encoded in two.
+func parts(b []byte, d protoreflect.MessageDescriptor, most, depth int) (n int) {
+	if depth < 0 {
+		return most + 1
+	}
+	fields := d.Fields()
+	for len(b) > 0 && n <= most {
+		num, typ, v, _, rest, err := field(b)
+		if err != nil {
+			break // the decoder says so
+		}
+		b = rest
+		if fd := fields.ByNumber(num); fd != nil && typ != protowire.VarintType && !fd.IsPacked() {
+			n++
+			if inner := fd.Message(); inner != nil {
+				n += parts(v, inner, most-n, depth-1)
+			}
+		}
+	}
+	return n
 }

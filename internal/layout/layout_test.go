@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83448
+	totalLimit = 83504
 	totalGoal  = 62000
 )
 
@@ -33,7 +33,7 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 21815, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 21871, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28848, 22000, []string{"internal/tokens"}},
 	{"fleet", 4718, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1657, 1300, []string{"internal/observe"}},

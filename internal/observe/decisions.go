@@ -130,7 +130,7 @@ func (e *Entry) NotePrefill(text string) {
 
 // SetStatus, SetServed, SetTarget, SetCached, SetOutput and SetOutcome record the outcome of the request.
 func (e *Entry) SetStatus(status int)         { e.change(func() { e.After.Status = status }) }
-func (e *Entry) SetServed(served string)      { e.change(func() { e.After.Served = served }) }
+func (e *Entry) SetServed(served string)      { e.change(func() { e.After.Served = Clip(served) }) }
 func (e *Entry) SetTarget(target string)      { e.change(func() { e.Target = target }) }
 func (e *Entry) SetCached(tokens int64)       { e.change(func() { e.After.Cached = &tokens }) }
 func (e *Entry) SetOutput(tokens int64)       { e.change(func() { e.After.Output = &tokens }) }
