@@ -41,8 +41,8 @@ const (
 	maxBookings = 1 << 18 // of one replica
 	maxCopies   = 1 << 20 // of all replicas, because a process with the secret can invent replicas
 	maxHeld     = 4096    // messages held while a state of one replica is on its way
-	maxHeldSize = 16 << 20
-	maxAllHeld  = 4 * maxHeldSize
+	maxHeldSize = 32 << 20
+	maxAllHeld  = 2 * maxHeldSize
 	maxBatch    = 4096 // changes to be sent
 )
 

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/rs/zerolog"
 	"google.golang.org/protobuf/proto"
@@ -1114,7 +1115,7 @@ func TestHeldMessagesAreBounded(t *testing.T) {
 	p := b.peers["a"]
 	b.ask(0, p)
 	first := b.stats
-	m := &message{Version: 1, Replica: "a", Seq: p.seq, Released: make([]uint64, maxHeldSize/16)}
+	m := &message{Version: 1, Replica: "a", Seq: p.seq, Released: make([]uint64, maxHeldSize/32)}
 	for i := range m.GetReleased() {
 		m.Released[i] = 1 << 60 // 9 bytes
 	}
@@ -1142,6 +1143,14 @@ func TestHeldMessagesAreBounded(t *testing.T) {
 	}
 	if b.hold(p, m) {
 		t.Error("got a message held beyond the bound of all replicas")
+	}
+	clear(b.peers)
+	p.held, p.heldSize = nil, 0
+	short := &message{Version: 1, Replica: "a", Progress: slices.Repeat([]*kvlanev1.ReplicaProgress{{}}, 1<<17)} // two bytes each
+	for b.hold(p, recode(t, short)) {
+		if len(p.held)*len(short.GetProgress())*int(unsafe.Sizeof(kvlanev1.ReplicaProgress{})) > maxHeldSize {
+			t.Fatalf("got %d messages of %d bytes held, which take more than %d decoded", len(p.held), proto.Size(short), maxHeldSize)
+		}
 	}
 }
 

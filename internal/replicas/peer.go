@@ -48,13 +48,17 @@ type peer struct {
 	next     uint32 // part
 	incoming map[routing.ReservationID]routing.Booking
 	held     []*kvlanev1.ReplicaMessage
-	heldSize int // as sent, in bytes
+	heldSize int // in bytes, decoded
 }
+
+// entrySize bounds what an entry of a message, of which a sender may make two bytes, takes once it is decoded.
+const entrySize = 160
 
 // hold keeps a message until the state has arrived. Beyond the bounds it drops all held messages of the
 // replica and returns false: the state has to be requested again.
 func (c *Core) hold(p *peer, m *kvlanev1.ReplicaMessage) bool {
-	p.heldSize += proto.Size(m)
+	entries := len(m.GetTargets()) + len(m.GetBooked()) + len(m.GetProgress()) + len(m.GetConversations())
+	p.heldSize += proto.Size(m) + entrySize*entries + 8*len(m.GetReleased())
 	all := 0
 	for _, q := range c.peers {
 		all += q.heldSize
