@@ -149,23 +149,18 @@ func local(r *http.Request) bool {
 // guarded serves h to clients that have the token in a file; without a file, to clients on this machine.
 func guarded(tokenFile string, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if tokenFile == "" {
-			if !local(r) {
-				http.Error(w, "served to the same machine only, or with admin.token_file", http.StatusForbidden)
-				return
-			}
-			h.ServeHTTP(w, r)
-			return
-		}
 		text, err := os.ReadFile(tokenFile)
 		want := strings.TrimSpace(string(text))
 		got, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		if err != nil || want == "" || !ok || subtle.ConstantTimeCompare([]byte(got), []byte(want)) != 1 {
+		switch {
+		case tokenFile == "" && !local(r):
+			http.Error(w, "served to the same machine only, or with admin.token_file", http.StatusForbidden)
+		case tokenFile != "" && (err != nil || want == "" || !ok || subtle.ConstantTimeCompare([]byte(got), []byte(want)) != 1):
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(w, needsToken, http.StatusUnauthorized)
-			return
+		default:
+			h.ServeHTTP(w, r)
 		}
-		h.ServeHTTP(w, r)
 	})
 }
 

@@ -11,17 +11,19 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/kvlane/kvlane/envoy"
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/workers"
 )
 
 func runCheck(ctx context.Context, io streams, args []string) error {
 	f := flags("check")
 	file := f.String("config", "", "configuration `file`, the same as the argument")
 	strict := f.Bool("strict", false, "warnings are errors")
-	live := f.Bool("live", false, "Kvlane is to run on this machine now: missing files and addresses in use are errors, and tokenizers are downloaded")
+	live := f.Bool("live", false, "Kvlane is to run on this machine now: missing files and addresses in use are errors, workers that do not answer are warnings, and tokenizers are downloaded")
 	output := f.String("output", "text", "`format`: text, json or github (annotations of a workflow)")
 	if err := parse(io, f, args, 1); err != nil {
 		return err
@@ -55,6 +57,9 @@ func runCheck(ctx context.Context, io streams, args []string) error {
 	if c != nil {
 		broken, notExact := checkParts(ctx, c, *live)
 		problems = append(problems, broken.At(*file, text)...)
+		if *live && c.Workers.Health.Every > 0 {
+			notExact = append(notExact, silentWorkers(ctx, &c.Workers)...)
+		}
 		warnings = append(warnings, notExact.At(*file, text)...)
 	}
 	stop()
@@ -73,9 +78,34 @@ func runCheck(ctx context.Context, io streams, args []string) error {
 		return fmt.Errorf("%s is not valid: %s", *file, plural(n, "problem"))
 	}
 	if *output == "text" {
-		fmt.Fprintf(io.out, "%s: valid; %s, %s, policy %s\n", *file, plural(len(c.Models), "model"), plural(len(c.Workers.Static), "static worker"), c.Routing.Preset)
+		noted := ""
+		if len(warnings) > 0 {
+			noted = ", " + plural(len(warnings), "warning")
+		}
+		fmt.Fprintf(io.out, "%s: valid%s; %s, %s, policy %s\n", *file, noted, plural(len(c.Models), "model"), plural(len(c.Workers.Static), "static worker"), c.Routing.Preset)
 	}
 	return nil
+}
+
+// silentWorkers returns the workers of the configuration and of workers.file that fail a health check, as serve makes it. They are
+// warnings, since engines may start after Kvlane.
+func silentWorkers(ctx context.Context, c *config.Workers) config.ProblemsError {
+	text, _ := os.ReadFile(c.File) // Inspect reports what is wrong with the file
+	listed, _ := config.ParseWorkers(c.File, text)
+	all := slices.Concat(c.Static, listed)
+	found, checks := make(config.ProblemsError, len(all)), sync.WaitGroup{}
+	for i := range all {
+		checks.Go(func() {
+			if err := workers.Health(ctx, all[i].Address, c.Health.Timeout.Std()); err != nil {
+				found[i] = config.Problem{Path: "workers.file", Message: fmt.Sprintf("worker %s is not ready (%v): start it, or correct its address; it gets no requests", all[i].Name, err)}
+			}
+			if i < len(c.Static) {
+				found[i].Path = fmt.Sprintf("workers.static[%d].address", i)
+			}
+		})
+	}
+	checks.Wait()
+	return slices.DeleteFunc(found, func(p config.Problem) bool { return p.Message == "" })
 }
 
 // effectiveConfig returns the configuration of the Kvlane that serves an admin port, nil if none answers. closed reports that it

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -54,12 +55,7 @@ func runDemo(ctx context.Context, io streams, args []string) error {
 	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
-	if *engines == 0 {
-		*engines = 2
-		if *pd {
-			*engines = 4
-		}
-	}
+	*engines = cmp.Or(*engines, map[bool]int{false: 2, true: 4}[*pd])
 	if *pd && *engines < 2 {
 		return usageError{"--pd needs --engines of at least 2"}
 	}

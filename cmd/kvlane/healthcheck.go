@@ -24,20 +24,15 @@ func runHealthcheck(ctx context.Context, io streams, args []string) error {
 	}
 	stop := during(io.err, "waiting for "+*url)
 	defer stop()
-	for end := time.Now().Add(*wait); ; {
+	for end := time.Now().Add(*wait); ; time.Sleep(200 * time.Millisecond) {
 		line, err := health(ctx, *url, *timeout)
 		if err == nil {
 			stop()
 			fmt.Fprintln(io.out, line)
 			return nil
 		}
-		if _, wrong := errors.AsType[usageError](err); wrong || time.Now().After(end) {
+		if _, wrong := errors.AsType[usageError](err); wrong || ctx.Err() != nil || time.Now().After(end) {
 			return err
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(200 * time.Millisecond):
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	stdio "io"
 	"os"
 	"os/signal"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
 )
 
@@ -157,16 +159,26 @@ func run(ctx context.Context, io streams, args []string) int {
 	if err == nil {
 		return 0
 	}
+	_, failed := errors.AsType[failure](err)
 	hint := ""
-	if cmd == root && !strings.Contains(err.Error(), "Did you mean") {
+	if unknown := unknownFlag.FindStringSubmatch(err.Error()); unknown != nil && !failed {
+		var known []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
+		if near := config.Nearest(unknown[1], known); near != "" {
+			hint = "; did you mean --" + near + "?"
+		}
+	} else if cmd == root && !strings.Contains(err.Error(), "Did you mean") {
 		hint = " (kvlane help lists the commands)"
 	}
 	fmt.Fprintf(io.err, "%s: %s%s\n", cmd.CommandPath(), strings.TrimSpace(err.Error()), hint)
-	if _, failed := errors.AsType[failure](err); failed {
+	if failed {
 		return 1
 	}
 	return 2
 }
+
+// unknownFlag finds the name in the errors of pflag, and of replay's own flags.
+var unknownFlag = regexp.MustCompile(`^(?:unknown flag:|no flag|unknown shorthand flag: '.' in) -+([\w-]+)`)
 
 // unsorted lists commands in their own order. It is a setting of the package cobra, and tests run commands concurrently.
 var unsorted = sync.OnceFunc(func() { cobra.EnableCommandSorting = false })

@@ -231,12 +231,10 @@ func checkParts(ctx context.Context, c *config.Config, live bool) (broken, notEx
 		if files != nil && err == nil {
 			_, err = loadModel(m, files)
 		}
-		switch {
-		case err == nil:
-		case !inexact(err):
-			broken = append(broken, partProblem(c, i, err))
-		default:
+		if inexact(err) {
 			notExact = append(notExact, partProblem(c, i, err))
+		} else if err != nil {
+			broken = append(broken, partProblem(c, i, err))
 		}
 	}
 	return broken, notExact

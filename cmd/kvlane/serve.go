@@ -38,12 +38,9 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// warmUp bounds how long readiness waits for the feeds' first synchronisation.
-const warmUp = 10 * time.Second
-
-// firstLook bounds how long the socket for Envoy stays closed at the start for workers that do not
-// answer their first check.
-const firstLook = time.Second
+// warmUp bounds how long readiness waits for the feeds' first synchronisation, firstLook how long the socket for Envoy stays closed at
+// the start for workers that do not answer their first check.
+const warmUp, firstLook = 10 * time.Second, time.Second
 
 // serveFlags are the arguments of serve.
 type serveFlags struct {
@@ -249,18 +246,10 @@ func (s *service) startSources(c *config.Config) error {
 // firstLook waits until the workers known at the start have been checked once. Until then Envoy finds no socket and
 // routes without Kvlane, which is better than refusing requests because no worker has been checked yet.
 func (s *service) firstLook(ctx context.Context) {
-	until := time.NewTimer(firstLook)
-	defer until.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !s.registry.Settled() {
-		select {
-		case <-ctx.Done():
-			return
-		case <-until.C:
-			return
-		case <-tick.C:
-		}
+	ctx, cancel := context.WithTimeout(ctx, firstLook)
+	defer cancel()
+	for !s.registry.Settled() && ctx.Err() == nil {
+		time.Sleep(5 * time.Millisecond)
 	}
 }
 
@@ -548,13 +537,9 @@ func (s *service) notAlive() string {
 
 // becomeReady sets the gRPC health status when the service becomes ready.
 func (s *service) becomeReady(ctx context.Context) {
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for s.notReady() != "" {
-		select {
-		case <-ctx.Done():
+	for ; s.notReady() != ""; time.Sleep(20 * time.Millisecond) {
+		if ctx.Err() != nil {
 			return
-		case <-tick.C:
 		}
 	}
 	s.decider.Fleet().ForgetUnclaimed()

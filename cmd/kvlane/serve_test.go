@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
+	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
 // logged collects the lines of a log.
@@ -130,5 +133,88 @@ func TestServeWarnsAsCheckDoes(t *testing.T) {
 	k.pool, k.namespace = "pool", "ns"
 	if _, warnings, err := k.load(file); err != nil || len(warnings) != 1 || warnings[0].Path != "explain.header" {
 		t.Errorf("got %v, %v, want one warning: --pool-name names workers", warnings, err)
+	}
+}
+
+// A feed that breaks is a warning in the log; those that end with Kvlane are not.
+func TestAStopWarnsOfNoFeed(t *testing.T) {
+	files, err := models.Open(models.Builtin + "qwen3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, engines := "workers: {static: [", []*enginesim.Engine{}
+	for _, kind := range []enginesim.EngineKind{enginesim.VLLM, enginesim.VLLM, enginesim.TRTLLM} {
+		e, err := enginesim.Start(context.Background(), enginesim.Options{Model: "demo", Engine: kind, TokenizerFS: files, EventsEndpoint: "tcp://127.0.0.1:0"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.Close)
+		events := e.EventsEndpoint(0)
+		if kind == enginesim.TRTLLM {
+			events = e.URL() + "/kv_cache_events"
+		}
+		engines = append(engines, e)
+		list += fmt.Sprintf("{name: w%d, engine: %s, address: %q, events: {endpoint: %q}}, ", len(engines), kind, e.Addr(), events)
+	}
+	var log *logged
+	count := func(parts ...string) (n int) {
+		for line := range strings.Lines(log.String()) {
+			if !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(line, part) }) {
+				n++
+			}
+		}
+		return n
+	}
+	t.Run("serve", func(t *testing.T) {
+		log = served(t, "drain: 0s\n"+list+"]}\n").log
+		deadline := time.Now().Add(20 * time.Second)
+		for count(`"feed changed"`, `"state":"live"`) < 3 && time.Now().Before(deadline) {
+			time.Sleep(time.Millisecond)
+		}
+		engines[0].Close()
+		for count(`"warn"`, `"feed changed"`, `"w1"`, `"reason":"disconnected"`) == 0 && time.Now().Before(deadline) {
+			time.Sleep(time.Millisecond)
+		}
+	})
+	if n := count(`"warn"`, `"feed changed"`); n != 1 || count(`"stopped"`) != 1 {
+		t.Errorf("got %d warnings of feeds, want one of the engine that ended before Kvlane:\n%s", n, log)
+	}
+}
+
+// A worker that does not answer is a warning of check --live, with its place: the engine may start later.
+func TestCheckAsksWorkers(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = free.Close()
+	dir := t.TempDir()
+	list := filepath.Join(dir, "workers.yaml")
+	up, sick := other(t, nil), other(t, map[string]string{"/health": ""})
+	if err := os.WriteFile(list, fmt.Appendf(nil, "- {name: listed, address: %q}\n", sick), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("listen: {address: \"unix:%s/s\"}\nadmin: {address: \"127.0.0.1:0\"}\nworkers:\n  health: {timeout: 20s}\n  file: %s\n  static:\n  - {address: %q}\n  - {address: %q}\n", dir, list, up, free.Addr())
+	code, out, errs := kvlane(text, "check", "--live", "-")
+	for _, want := range []string{
+		fmt.Sprintf("warning: standard input:8:15: workers.static[1].address: worker %s is not ready (dial tcp %[1]s: connect: connection refused): start it, or correct its address", free.Addr()),
+		"warning: standard input:5:9: workers.file: worker listed is not ready (GET /health: status 404): ",
+	} {
+		if !strings.Contains(errs, want) {
+			t.Errorf("got %s, want %s", errs, want)
+		}
+	}
+	if code != 0 || strings.Contains(errs, up) || !strings.Contains(out, ": valid, 2 warnings; 0 models, 2 static workers") {
+		t.Errorf("got code %d, %s%s, want 0 and nothing about %s", code, out, errs, up)
+	}
+	if code, _, _ := kvlane(text, "check", "--live", "--strict", "-"); code != 1 {
+		t.Errorf("--strict: got code %d, want 1", code)
+	}
+	if code, out, errs := kvlane(text, "check", "-"); code != 0 || errs != "" || !strings.Contains(out, ": valid; ") {
+		t.Errorf("without --live: got code %d, %s%s, want no warning", code, out, errs)
+	}
+	unchecked := strings.Replace(text, "timeout: 20s", "every: 0s", 1)
+	if code, out, errs := kvlane(unchecked, "check", "--live", "-"); code != 0 || strings.Contains(errs, "not ready") {
+		t.Errorf("without checks: got code %d, %s%s, want no warning of a worker", code, out, errs)
 	}
 }

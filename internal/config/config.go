@@ -321,7 +321,7 @@ func (r *Routing) prepare(value func(key string) (string, bool), bad report) {
 
 func noPreset(name string) string {
 	known := routing.Presets()
-	return fmt.Sprintf("no preset %q%s", name, cmp.Or(hint(nearest(name, known)), "; there are "+strings.Join(known, ", ")))
+	return fmt.Sprintf("no preset %q%s", name, cmp.Or(hint(Nearest(name, known)), "; there are "+strings.Join(known, ", ")))
 }
 
 // Index bounds the KV index.

@@ -401,7 +401,7 @@ func obeys(bad report, path string, v reflect.Value, rules string) {
 	case reflect.String:
 		if enum := ruleValues(rules, "enum"); len(enum) > 0 && !slices.Contains(enum, v.String()) {
 			enum = slices.DeleteFunc(enum, func(s string) bool { return s == "" })
-			bad(path, "%q is not one of %s%s", v.String(), strings.Join(enum, ", "), hint(nearest(v.String(), enum)))
+			bad(path, "%q is not one of %s%s", v.String(), strings.Join(enum, ", "), hint(Nearest(v.String(), enum)))
 		}
 		return
 	case reflect.Int, reflect.Int64:
@@ -479,7 +479,7 @@ func (d *decoder) unknownHint(path, key string, section reflect.Value) string {
 		known = append(known, f.Tag.Get("yaml"))
 		return true
 	})
-	if near := nearest(key, known); near != "" {
+	if near := Nearest(key, known); near != "" {
 		d.meant[join(path, near)] = true
 		return hint(near)
 	}
@@ -536,8 +536,8 @@ func hint(meant string) string {
 	return fmt.Sprintf("; did you mean %q?", meant)
 }
 
-// nearest returns the known word that is closest to another one, "" if none is close.
-func nearest(word string, known []string) (near string) {
+// Nearest returns the known word that is closest to another one, "" if none is close.
+func Nearest(word string, known []string) (near string) {
 	distance := max(len(word), 2)
 	for _, name := range known {
 		d := editDistance(word, name)

@@ -135,8 +135,7 @@ func (e *FleetEmbed) validate(bad report) {
 			bad(item("routes", i), "%q is not host:port", r)
 		}
 	}
-	e.TLS.validate(bad.under("tls"))
-	if !e.TLS.Empty() && (e.TLS.CertFile == "" || e.TLS.CAFile == "") {
+	if t := e.TLS; !t.Empty() && (t.CertFile == "" || t.KeyFile == "" || t.CAFile == "") {
 		bad("tls", "needs cert_file, key_file and ca_file: both ends of a route show a certificate")
 	}
 }
@@ -157,12 +156,6 @@ func (e *FleetExtern) validate(bad report) {
 	bad.each([]wrong{
 		{(e.User == "") != (e.PasswordFile == ""), "user", "and password_file go together"},
 		{e.CredentialsFile != "" && e.User+e.TokenFile != "" || e.User != "" && e.TokenFile != "", "", "only one of credentials_file, user and token_file"},
+		{(e.TLS.CertFile == "") != (e.TLS.KeyFile == ""), "tls", "cert_file and key_file go together"},
 	})
-	e.TLS.validate(bad.under("tls"))
-}
-
-func (t *FleetTLS) validate(bad report) {
-	if (t.CertFile == "") != (t.KeyFile == "") {
-		bad("", "cert_file and key_file go together")
-	}
 }

@@ -160,11 +160,10 @@ func (c *Config) validateRouting(bad report) {
 	for i := range c.Routing.Headers {
 		headerName(item("routing.conversation_headers", i), &c.Routing.Headers[i], bad)
 	}
-	if c.Tenants.SaltHeader != "" {
-		headerName("tenants.salt_header", &c.Tenants.SaltHeader, bad)
-	}
-	if c.Tenants.Header != "" {
-		headerName("tenants.header", &c.Tenants.Header, bad)
+	for path, name := range map[string]*string{"tenants.salt_header": &c.Tenants.SaltHeader, "tenants.header": &c.Tenants.Header} {
+		if *name != "" {
+			headerName(path, name, bad)
+		}
 	}
 	w := &c.Routing.Wait
 	switch {

@@ -301,7 +301,7 @@ func (s *sink) Clear(t kvindex.Target, why feed.Reason) {
 
 func (s *sink) State(t kvindex.Target, state feed.State, why feed.Reason) {
 	level := zerolog.InfoLevel
-	if state == feed.Gap || state == feed.Stale {
+	if (state == feed.Gap || state == feed.Stale) && s.fleet.feeds.ctx.Err() == nil { // Close disconnects all
 		level = zerolog.WarnLevel
 	}
 	if why == feed.Connected || why == feed.Restarted {

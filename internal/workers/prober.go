@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"os"
 	"sync"
-	"syscall"
 	"time"
 )
 
@@ -29,6 +28,13 @@ type prober struct {
 	cache   EngineCache       // of the last metrics page
 	// unbind ends the watch that closes conn when the context ends.
 	unbind func() bool
+}
+
+// Health checks a worker once, as a Registry does.
+func Health(ctx context.Context, address string, timeout time.Duration) error {
+	p := &prober{timeout: timeout}
+	defer p.close()
+	return p.health(ctx, address)
 }
 
 // health sends GET /health, which all three engines support.
@@ -66,11 +72,8 @@ type statusError struct {
 
 func (e statusError) Error() string { return fmt.Sprintf("GET %s: status %d", e.path, e.code) }
 
-// maxHead bounds the bytes of an answer's head.
-const maxHead = 64 << 10
-
-// maxRest bounds the bytes of an answer that are read only to keep the connection.
-const maxRest = 64 << 10
+// maxHead bounds the bytes of an answer's head, maxRest those that are read only to keep the connection.
+const maxHead, maxRest = 64 << 10, 64 << 10
 
 // get requests a path and calls use with the answer if its status is 2xx.
 func (p *prober) get(ctx context.Context, address, path string, use func(*http.Response) error) error {
@@ -137,5 +140,3 @@ func (p *prober) close() {
 	}
 	p.address, p.conn, p.head, p.read, p.unbind = "", nil, nil, nil, nil
 }
-
-func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }

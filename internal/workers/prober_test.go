@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -101,7 +102,7 @@ func TestWhatAProberIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Close()
-	if err := p.health(t.Context(), l.Addr().String()); !refused(err) {
+	if err := p.health(t.Context(), l.Addr().String()); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("nobody listens: %v", err)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
-	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -279,10 +279,9 @@ func (r *Registry) Workers() []Worker {
 
 func (r *Registry) list() []Worker {
 	out := make([]Worker, 0, len(r.tracked))
-	for _, t := range r.tracked {
-		out = append(out, t.worker)
+	for _, name := range slices.Sorted(maps.Keys(r.tracked)) {
+		out = append(out, r.tracked[name].worker)
 	}
-	slices.SortFunc(out, func(a, b Worker) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 
@@ -438,7 +437,7 @@ func (r *Registry) check(ctx context.Context, t *tracked, p *prober, early bool)
 		t.failures, t.down = 0, ""
 	} else {
 		t.failures++
-		if first || t.failures >= r.opts.Health.Failures || refused(err) || t.down != "" {
+		if first || t.failures >= r.opts.Health.Failures || errors.Is(err, syscall.ECONNREFUSED) || t.down != "" {
 			t.down = failure
 		}
 	}
