@@ -115,17 +115,6 @@ func (r *Router) RemoteRelease(now time.Duration, replica string, id Reservation
 	return ok && r.Release(now, local)
 }
 
-// DropReplica ends all copies of a replica that has left, and returns their number.
-func (r *Router) DropReplica(now time.Duration, replica string) int {
-	n := 0
-	for _, id := range r.remotes.fifo {
-		if res := r.ledger.get(id); res != nil && res.remote.key.replica == replica && r.Release(now, id) {
-			n++
-		}
-	}
-	return n
-}
-
 // ExpireRemote ends the copies that are older than RemoteTTL and returns their number.
 // ApplyRemote does so too: call it now and then in case no replica sends any more.
 func (r *Router) ExpireRemote(now time.Duration) int {

@@ -34,7 +34,7 @@ func unmetAt(t *testing.T, r *Router, now, ttft time.Duration) bool {
 
 // Prompts that will not be computed, and those that are, do not count as due, whether or not their first tokens are seen.
 func TestWhatHasEndedIsNotDue(t *testing.T) {
-	for _, end := range []string{"stays", "abort", "4xx", "whole", "streamed abort", "remote", "remote gone", "remote decoding"} {
+	for _, end := range []string{"stays", "abort", "4xx", "whole", "streamed abort", "remote", "remote decoding"} {
 		t.Run(end, func(t *testing.T) {
 			r, now := sloRouter(t, UnmetRefuse)
 			before := planAt(t, r, now, &Query{ID: "before", PromptTokens: 100})
@@ -42,7 +42,7 @@ func TestWhatHasEndedIsNotDue(t *testing.T) {
 				id := ReservationID(i + 1)
 				b := Booking{Replica: "other", ID: id, Decode: kvindex.Target{Worker: "w", Rank: int32(i % 2)}, Miss: 100_000, KV: 100_000}
 				switch end {
-				case "remote", "remote gone":
+				case "remote":
 					r.ApplyRemote(now, b)
 					continue
 				case "remote decoding":
@@ -66,9 +66,6 @@ func TestWhatHasEndedIsNotDue(t *testing.T) {
 				if end == "remote" {
 					r.RemoteRelease(now, "other", ReservationID(i+1))
 				}
-			}
-			if end == "remote gone" {
-				r.DropReplica(now, "other")
 			}
 			if got := unmetAt(t, r, now, 2*time.Second); got != (end == "stays") {
 				t.Errorf("got refused %v after 100 prompts, want %v", got, end == "stays")

@@ -345,7 +345,6 @@ func TestAReplicaThatHangsMakesNoSuspect(t *testing.T) {
 		want string
 	}{
 		{"copies wait", false, func(*Router, time.Duration) {}, ""},
-		{"copies are dropped", false, func(r *Router, now time.Duration) { r.DropReplica(now, "other") }, ""},
 		{"copies are released", false, func(r *Router, now time.Duration) { r.RemoteRelease(now, "other", 1) }, ""},
 		{"an own request waits", true, func(*Router, time.Duration) {}, silentTarget},
 	} {

@@ -43,7 +43,8 @@ const (
 	maxHeld     = 4096    // messages held while a state of one replica is on its way
 	maxHeldSize = 32 << 20
 	maxAllHeld  = 2 * maxHeldSize
-	maxBatch    = 4096 // changes to be sent
+	maxBatch    = 4096    // changes to be sent
+	maxDrops    = 1 << 15 // copies, above which the other silent replicas are dropped at the next tick
 )
 
 // Stats count what a Core has seen.
@@ -262,13 +263,13 @@ func (c *Core) Tick(now time.Duration) {
 		}
 	}
 	c.ticked = now
-	place, replicas := 0, 1
+	place, replicas, most := 0, 1, c.stats.DroppedBookings+maxDrops
 	for _, p := range c.peersInOrder() {
 		switch {
 		case p.gone && now-p.heard > rememberFor:
 			delete(c.peers, p.id)
 		case p.gone:
-		case now-p.heard > silence:
+		case now-p.heard > silence && c.stats.DroppedBookings < most:
 			c.stats.Dropped++
 			c.drop(now, p)
 			p.silent = now - p.heard

@@ -631,6 +631,55 @@ func TestReplicasThatAreMadeUpShareABound(t *testing.T) {
 	}
 }
 
+// Replicas that fall silent together, whatever they have booked, hold the router's lock for a short time at each tick.
+func TestReplicasThatFallSilentTogether(t *testing.T) {
+	crowd := func(n int) (*Core, time.Duration) {
+		_, b := pair(t)
+		clock := b.clock
+		for i := range n {
+			send := func(m *message) {
+				m.Version, m.Replica, m.Clock = 1, fmt.Sprint("x", i), clock
+				b.Receive(0, m, "")
+			}
+			send(&message{})
+			m := &message{StatePart: &kvlanev1.ReplicaStatePart{Id: b.peers[fmt.Sprint("x", i)].request, Parts: 1},
+				Targets: []*kvlanev1.ReplicaTarget{{Worker: target(0).Worker, Rank: uint32(target(0).Rank + 1)}}}
+			for id := range uint64(4096) {
+				m.Booked = append(m.Booked, &kvlanev1.ReplicaBooking{Id: id + 1, Decode: 1})
+			}
+			send(m)
+		}
+		fastest := time.Hour // of four drops
+		for i := range 4 {
+			p := b.peers[fmt.Sprint("x", i)]
+			start := time.Now()
+			b.drop(0, p)
+			fastest = min(fastest, time.Since(start))
+		}
+		return b, fastest
+	}
+	_, few := crowd(4)
+	b, many := crowd(68)
+	if many > 3*few+time.Millisecond {
+		t.Errorf("the bookings of one of 68 replicas were dropped in %v, of one of 4 in %v", many, few)
+	}
+	now, ticks := time.Duration(0), 0
+	for now < 2*silence {
+		now += 100 * time.Millisecond
+		was := b.router.Live()
+		b.Tick(now)
+		if was > b.router.Live() {
+			ticks++
+		}
+		if got := was - b.router.Live(); got > maxDrops+4096 {
+			t.Errorf("one tick dropped %d bookings, want at most %d and the rest of a replica's", got, maxDrops)
+		}
+	}
+	if ticks != 64*4096/maxDrops || b.router.Live() != 0 {
+		t.Errorf("after %d ticks %d bookings are left, want %d ticks, none", ticks, b.router.Live(), 64*4096/maxDrops)
+	}
+}
+
 // Hellos that arrive together are answered by one heartbeat, which goes to all.
 func TestAFloodOfHellosHasOneAnswer(t *testing.T) {
 	_, b := pair(t)

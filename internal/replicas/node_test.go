@@ -20,6 +20,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -791,5 +792,80 @@ func TestTheLogTellsAGoodbyeFromADeath(t *testing.T) {
 `
 	if got := text.String(); got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}
+
+// A replica that reads slowly and answers pings is cut off: what it has not read would grow without bound.
+func TestARouteThatReadsSlowlyIsCutOff(t *testing.T) {
+	t.Parallel()
+	address := freePorts(t, 1)
+	m := cluster(t, address, func(*config.Fleet) {})[0]
+	defer m.Close()
+	c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	say := func(format string, values ...any) error {
+		_, err := fmt.Fprintf(c, format, values...)
+		return err
+	}
+	_ = say("CONNECT {\"name\":\"slow\",\"cluster\":%q,\"lnoc\":true}\r\n", m.o.Config.Name)
+	_ = say("INFO {\"server_id\":\"slow\",\"server_name\":\"slow\",\"cluster\":%q,\"route_pool_size\":-1,\"lnoc\":true}\r\nRS+ $G flood\r\n", m.o.Config.Name)
+	eventually(t, "route", func() bool { return m.server.NumRoutes() == 1 })
+	eventually(t, "subscription", func() bool { return m.server.NumSubscriptions() > 3 })
+	go func() {
+		for range 64 {
+			if m.conn.Publish("flood", make([]byte, maxPayload)) != nil {
+				return
+			}
+		}
+	}()
+	piece := make([]byte, 30_000)
+	within(t, 40*time.Second, "end of the route", func() bool {
+		time.Sleep(200 * time.Millisecond)
+		_, err := c.Read(piece)
+		return errors.Join(err, say("PONG\r\n")) != nil
+	})
+	eventually(t, "end at the server", func() bool { return m.server.NumRoutes() == 0 })
+}
+
+// Names may resolve to many addresses, most of them dead: those that are there are found as fast, and there are not too many.
+func TestManyDeadAddresses(t *testing.T) {
+	deaf, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4zero})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer deaf.Close()
+	raw, err := deaf.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(raw.Control(func(fd uintptr) { err = syscall.Listen(int(fd), 0) }), err); err != nil {
+		t.Fatal(err)
+	}
+	port := deaf.Addr().(*net.TCPAddr).Port
+	for { // its queue is full
+		c, err := net.DialTimeout("tcp", fmt.Sprint("127.0.0.1:", port), 300*time.Millisecond)
+		if err != nil {
+			break
+		}
+		defer c.Close()
+	}
+	address := freePorts(t, 1)
+	m := cluster(t, address, func(*config.Fleet) {})[0]
+	defer m.Close()
+	names := *m.server.config
+	for i := range 1000 {
+		names.Routes = append(names.Routes, fmt.Sprintf("127.0.%d.%d:%d", i/200, i%200+1, port))
+	}
+	s := &natsServer{Server: m.server.Server, config: &names, opts: m.server.opts.Clone(), reached: map[string]bool{}}
+	if s.opts.Routes = s.resolve(t.Context()); len(s.opts.Routes) > maxPeers || s.others.Load() > maxPeers {
+		t.Errorf("got %d routes to %d addresses, want at most %d", len(s.opts.Routes), s.others.Load(), maxPeers)
+	}
+	start := time.Now()
+	s.probe(t.Context())
+	if took := time.Since(start); took > 20*probeTimeout {
+		t.Errorf("a probe of %d addresses took %v", len(s.opts.Routes), took)
 	}
 }

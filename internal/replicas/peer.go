@@ -413,7 +413,9 @@ func (c *Core) release(now time.Duration, p *peer, id routing.ReservationID, for
 // drop ends all bookings of a replica.
 func (c *Core) drop(now time.Duration, p *peer) {
 	c.stats.DroppedBookings += uint64(len(p.ledger))
-	c.router.DropReplica(now, p.id)
+	for _, id := range slices.Sorted(maps.Keys(p.ledger)) {
+		c.router.RemoteRelease(now, p.id, id)
+	}
 	*p = peer{id: p.id, heard: p.heard, gone: true, clock: p.clock, number: p.number, requested: p.requested}
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -69,7 +70,8 @@ func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, lo
 		MaxPayload: maxPayload,
 		Cluster: server.ClusterOpts{
 			Name: fleet.Name, Host: host, Port: cmp.Or(port, server.RANDOM_PORT), NoAdvertise: true, PoolSize: -1, PingInterval: pingEvery, MaxPingsOut: 2,
-			Compression: server.CompressionOpts{Mode: server.CompressionOff},
+			// A replica that reads slowly is cut off: NATS would gather what it has not read without bound.
+			Compression: server.CompressionOpts{Mode: server.CompressionOff}, WriteTimeout: server.WriteTimeoutPolicyClose,
 		},
 	}
 	if secret != "" {
@@ -121,8 +123,9 @@ func (s *natsServer) resolve(ctx context.Context) []*url.URL {
 		}
 	}
 	slices.Sort(all)
+	all = slices.Compact(all)
 	var routes []*url.URL
-	for _, a := range slices.Compact(all) {
+	for _, a := range all[:min(len(all), maxPeers)] {
 		if s.own(a) {
 			continue
 		}
@@ -194,22 +197,27 @@ func (s *natsServer) probe(ctx context.Context) {
 		s.refused.Store("")
 		return
 	}
-	found := false
-	var others []*url.URL // without those that are found
-	for _, u := range s.opts.Routes {
+	var dials sync.WaitGroup // concurrent: addresses that are dead must not delay those that are there
+	all, accepts := s.opts.Routes, make([]bool, len(s.opts.Routes))
+	dialer := net.Dialer{Timeout: probeTimeout}
+	for i, u := range all {
 		if !s.reached[u.Host] {
-			dialer := net.Dialer{Timeout: probeTimeout}
-			if conn, err := dialer.DialContext(ctx, "tcp", u.Host); err == nil {
-				_ = conn.Close()
-				s.reached[u.Host], found = true, true
-				if !s.connected(u.Host) {
-					continue
+			dials.Go(func() {
+				if conn, err := dialer.DialContext(ctx, "tcp", u.Host); err == nil {
+					accepts[i] = conn.Close() == nil
 				}
-			}
+			})
 		}
-		others = append(others, u)
 	}
-	if all := s.opts.Routes; found {
+	dials.Wait()
+	var others []*url.URL // without those that are found
+	for i, u := range all {
+		s.reached[u.Host] = s.reached[u.Host] || accepts[i]
+		if !accepts[i] || s.connected(u.Host) {
+			others = append(others, u)
+		}
+	}
+	if slices.Contains(accepts, true) {
 		s.connectTo(others)
 		s.connectTo(all)
 	}

@@ -31,8 +31,8 @@ var mutants = []struct {
 		"*t = target{gen: t.gen + 1}", "*t = target{gen: t.gen}", "TestCore", false,
 	},
 	{
-		"a replica that leaves takes the bookings of the others", "routing/remote.go",
-		"res.remote.key.replica == replica &&", `res.remote.key.replica != "" &&`, "TestCore", false,
+		"a replica that leaves keeps its bookings", "internal/replicas/peer.go",
+		"range slices.Sorted(maps.Keys(p.ledger)) {", "range slices.Sorted(maps.Keys(p.incoming)) {", "TestReplicas", false,
 	},
 	{
 		"remote bookings do not expire", "routing/remote.go",
@@ -106,7 +106,7 @@ var mutants = []struct {
 	},
 	{
 		"a replica that is silent stays", "internal/replicas/core.go",
-		"case now-p.heard > silence:", "case now-p.heard > rememberFor:", "TestReplicas", false,
+		"case now-p.heard > silence &&", "case now-p.heard > rememberFor &&", "TestReplicas", false,
 	},
 	{
 		"the binding that arrives last wins", "internal/replicas/peer.go",

@@ -406,11 +406,13 @@ func (r *replica) receive() {
 			r.bookings = slices.Delete(r.bookings, at, at+1)
 		}
 	case left:
-		n := len(r.bookings)
-		r.bookings = slices.DeleteFunc(r.bookings, func(b *booking) bool { return b.remote.Replica == m.booking.Replica })
-		if got := r.router.DropReplica(r.w.now, m.booking.Replica); got != n-len(r.bookings) {
-			failf("a replica that left has no bookings", "got %d dropped, want %d", got, n-len(r.bookings))
-		}
+		r.bookings = slices.DeleteFunc(r.bookings, func(b *booking) bool {
+			dropped := b.remote.Replica == m.booking.Replica
+			if dropped && !r.router.RemoteRelease(r.w.now, b.remote.Replica, b.remote.ID) {
+				failf("a replica that left has its bookings dropped", "got none for %d", b.remote.ID)
+			}
+			return dropped
+		})
 		r.w.reach("replica dropped")
 	}
 	r.place()
