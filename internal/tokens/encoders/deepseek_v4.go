@@ -168,6 +168,9 @@ func v4Merged(c *Chat, given []jinja.Value, v41 bool) (out []v4Message, err erro
 		}
 		msg, _ := given[i].AsDict()
 		m := v4Message{role: text(msg, "role"), reasoning: thought(msg), task: text(msg, "task")}
+		if m.task == "" && !member(msg, "task").IsNone() {
+			m.task = "?"
+		}
 		m.tools, m.unread = toolsOf(msg)
 		m.content = m.flatten(msg, v41)
 		if v41 {
@@ -228,9 +231,6 @@ func (m *v4Message) checkV41(msg *jinja.Dict) error {
 	}
 	if !slices.Contains(v41Roles, m.role) {
 		return refuse("Invalid role: %s", m.role)
-	}
-	if task := member(msg, "task"); m.task == "" && !task.IsNone() {
-		m.task = "?"
 	}
 	_, m.unread = toolsOf(msg)
 	for i := range m.tools {

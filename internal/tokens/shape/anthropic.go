@@ -47,7 +47,7 @@ var vllmAnthropic = anthropicRules{
 	systemMessage: withoutBilling,
 	blankSystem:   true,
 	blocks:        []string{"text", "image", "tool_use", "tool_result", "tool_reference", "thinking", "redacted_thinking"},
-	hasImage:      func(*jinja.Dict) bool { return true },
+	hasImage:      func(block *jinja.Dict) bool { return dictAt(block, "source").Len() > 0 },
 	reasoning:     true,
 	result:        vllmToolResult,
 	tool:          functionTool,

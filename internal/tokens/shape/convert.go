@@ -78,7 +78,7 @@ func (m *Model) responsesChat(in input) (fields *jinja.Dict, partial string, err
 				return nil, "", err
 			}
 		}
-	} else {
+	} else if d, ok := v.AsDict(); !ok || d.Len() > 0 || in.profile != profiles[VLLM] { // Python takes {} for an empty list
 		return nil, "", refuse("input: input should be a valid string or list")
 	}
 	fields = new(jinja.Dict)

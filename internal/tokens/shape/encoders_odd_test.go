@@ -25,6 +25,7 @@ func TestOddBodies(t *testing.T) {
 		return chat + `{"role":"assistant","content":"","tool_calls":[` + call + arguments + `}}]},` + result
 	}
 	raw := byteTokenizer(slices.Concat(inklingTokens, []string{"<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|channel|>"})...)
+	const asked = `{"role":"assistant","content":"A"},` + user
 	const v4, mistral, harmony = "deepseek_v4", "mistral", "harmony"
 	for _, c := range []struct {
 		model      string
@@ -58,6 +59,14 @@ func TestOddBodies(t *testing.T) {
 		{mistral, body.Completions, `{"prompt":"\ud800"}`, unknown}, {mistral, body.Responses, `{"input":"a","instructions":"\ud800"}`, unknown},
 		{mistral, body.Messages, named + `"tool_choice":{"type":"tool","name":"g"}}`, named + `"tool_choice":{"type":"auto"}}`}, {v4, body.Messages, named + `"tool_choice":{"type":"tool","name":"g"}}`, refused},
 		{harmony, body.Tokenize, `{"continue_final_message":true,"messages":[` + user + `]}`, refused},
+		{v4, body.Chat, chat + `{"role":"assistant","content":null,"function_call":{"id":"a"}},` + user + `]}`, refused},
+		{v4, body.Chat, chat + `{"role":"assistant","content":null,"function_call":{"name":"f","arguments":""}},` + user + `]}`, chat + `{"role":"assistant","content":null},` + user + `]}`},
+		{v4, body.Chat, chat + `{"role":"assistant","content":null,"audio":{}},` + user + `]}`, refused},
+		{v4, body.Chat, `{"messages":[{"role":"user","content":"U","task":""},` + user + `,` + asked + `]}`, `{"messages":[{"role":"user","content":"U","task":"action"},` + user + `,` + asked + `]}`},
+		{v4, body.Messages, `{"max_tokens":9,"messages":[{"role":"user","content":[{"type":"text","text":"U"},{"type":"image"}]}]}`, `{"max_tokens":9,"messages":[` + user + `]}`},
+		{v4, body.Messages, `{"max_tokens":9,"messages":[{"role":"user","content":[{"type":"text","text":"U"},{"type":"image","source":{"x":1}}]}]}`, refused},
+		{v4, body.Responses, `{"input":{},"instructions":"I"}`, `{"input":[],"instructions":"I"}`}, {v4, body.Responses, `{"input":{"a":1},"instructions":"I"}`, refused},
+		{harmony, body.Chat, `{"messages":[{"role":"developer","content":"","tool_calls":null},` + user + `]}`, unknown},
 	} {
 		files := fstest.MapFS{"tokenizer.json": {Data: raw}, "config.json": {Data: []byte(encoderModels[c.model][1])}}
 		if c.model == mistral {

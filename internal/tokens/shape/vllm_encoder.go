@@ -435,7 +435,7 @@ func validatedCalls(msg *jinja.Dict, role string) (out []jinja.Value, err error)
 		return nil, nil
 	}
 	if v.IsNone() && role != roleAssistant {
-		return nil, refuse("'NoneType' object is not iterable")
+		return nil, encoders.ErrMissing // refused, but for the first system message, of which only the content is read
 	}
 	calls, ok := v.AsList()
 	if !ok && v.Truth() {

@@ -202,13 +202,13 @@ func vllmWithoutContent(msg *jinja.Dict) error {
 	if v, ok := msg.Get("tool_calls"); ok && v.IsNone() {
 		return refuse("messages.tool_calls: Input should be iterable")
 	}
-	for _, key := range [...]string{"function_call", "audio"} {
-		if v, ok := msg.Get(key); ok && !v.IsNone() && v.Kind() != jinja.KindDict {
-			return refuse("messages.%s: Input should be a valid dictionary", key)
-		}
-	}
 	if _, _, ok := textOf(msg, "refusal"); !ok {
 		return refuse("messages.refusal: Input should be a valid string")
+	}
+	for _, at := range [...][2]string{{"function_call", "name"}, {"function_call", "arguments"}, {"audio", "id"}} {
+		if _, has, _ := textOf(dictAt(msg, at[0]), at[1]); !has && !member(msg, at[0]).IsNone() {
+			return refuse("messages.%s.%s: Input should be a valid string", at[0], at[1])
+		}
 	}
 	return nil
 }
