@@ -141,6 +141,9 @@ func v4Dropped(messages []v4Message, v41 bool) (out []v4Message) {
 	return out
 }
 
+// noTask is the task of a message that has none, or one that is empty or no text.
+var noTask = map[bool]string{false: "?"}
+
 // v4Merged merges tool results and texts of a user into one message each, with the results in the order of the calls.
 func v4Merged(c *Chat, given []jinja.Value, v41 bool) (out []v4Message, err error) {
 	order := map[string]int{}
@@ -167,10 +170,7 @@ func v4Merged(c *Chat, given []jinja.Value, v41 bool) (out []v4Message, err erro
 			return nil, err
 		}
 		msg, _ := given[i].AsDict()
-		m := v4Message{role: text(msg, "role"), reasoning: thought(msg), task: text(msg, "task")}
-		if m.task == "" && !member(msg, "task").IsNone() {
-			m.task = "?"
-		}
+		m := v4Message{role: text(msg, "role"), reasoning: thought(msg), task: cmp.Or(text(msg, "task"), noTask[member(msg, "task").IsNone()])}
 		m.tools, m.unread = toolsOf(msg)
 		m.content = m.flatten(msg, v41)
 		if v41 {
