@@ -24,13 +24,16 @@ import (
 
 // maxReplays bounds concurrent replays: after a restart with a thousand feeds the engines' histories are fetched a few at a
 // time. workerReplays bounds those of one worker, whose replays may be slow or endless.
-const maxReplays, workerReplays = 8, 2
+// maxLarge bounds the large batches that are received or applied at a time: while one is applied, another arrives. A worker
+// has one of them, so that workers take turns.
+const maxReplays, workerReplays, maxLarge = 8, 2, 2
 
 // feeds runs the event feeds of all workers.
 type feeds struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	limit  *semaphore.Weighted
+	large  *semaphore.Weighted
 	push   *feed.PushServer
 
 	mu      sync.Mutex
@@ -55,7 +58,7 @@ type feedHandle struct {
 
 func newFeeds() *feeds {
 	f := &feeds{
-		limit: semaphore.NewWeighted(maxReplays), running: map[string]*feedHandle{}, warm: map[kvindex.Target]warmTarget{},
+		limit: semaphore.NewWeighted(maxReplays), large: semaphore.NewWeighted(maxLarge), running: map[string]*feedHandle{}, warm: map[kvindex.Target]warmTarget{},
 	}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.push = feed.NewPushServer(f.accept)
@@ -80,7 +83,7 @@ const relayWait, feedLines, maxBatch = time.Second, 500, 16 << 20
 // startFeed follows a worker's events. A worker without events, or with events that cannot be followed, is routed by
 // load and by the prompts sent to it. resume has, by endpoint, the cursor to continue from; nil for the beginning.
 func (f *Fleet) startFeed(m *Member, all []Endpoint, resume []*feed.Cursor) *feedHandle {
-	h := &feedHandle{feeds: f.feeds, bySlot: map[kvindex.Slot]*feed.Feed{}, sink: &sink{fleet: f, m: m, endpoints: all, cursors: make([]feed.Cursor, len(all)), replays: semaphore.NewWeighted(workerReplays)}}
+	h := &feedHandle{feeds: f.feeds, bySlot: map[kvindex.Slot]*feed.Feed{}, sink: &sink{fleet: f, m: m, endpoints: all, cursors: make([]feed.Cursor, len(all)), replays: semaphore.NewWeighted(workerReplays), large: semaphore.NewWeighted(1)}}
 	h.sink.log = f.Log.Sample(&zerolog.BurstSampler{Burst: feedLines, Period: 10 * time.Second})
 	switch m.Events.Endpoint {
 	case "":
@@ -118,7 +121,7 @@ func (f *Fleet) startFeed(m *Member, all []Endpoint, resume []*feed.Cursor) *fee
 func (f *Fleet) followRank(m *Member, all []Endpoint, i int, resume *feed.Cursor, into *sink) (*feed.Feed, error) {
 	src := feed.Source{
 		Worker: m.Name, Engine: feed.Engine(m.Engine), Rank: all[i].Target.Rank, BlockSize: m.BlockSize,
-		Topic: m.Events.Topic, Bind: m.Events.Bind, Replays: []*semaphore.Weighted{into.replays, f.feeds.limit}, Conn: zmtp.Options{MaxMessage: maxBatch},
+		Topic: m.Events.Topic, Bind: m.Events.Bind, Replays: []*semaphore.Weighted{into.replays, f.feeds.limit}, Large: []*semaphore.Weighted{into.large, f.feeds.large}, Conn: zmtp.Options{MaxMessage: maxBatch},
 	}
 	if strings.HasPrefix(m.Events.Endpoint, "http") {
 		if i > 0 {
@@ -192,9 +195,11 @@ func (h *feedHandle) stop() {
 	if h == nil {
 		return
 	}
+	var closing sync.WaitGroup
 	for _, f := range h.bySlot {
-		f.Close()
+		closing.Go(f.Close)
 	}
+	closing.Wait()
 	h.feeds.mu.Lock()
 	if h.feeds.running[h.sink.m.Name] == h { // another one belongs to the worker's successor
 		delete(h.feeds.running, h.sink.m.Name) // from here on no relay is accepted
@@ -225,13 +230,15 @@ func (m *Member) Finished(slot kvindex.Slot, t kvindex.Target, silent bool) {
 	}
 }
 
-// sink applies a worker's events to the index. It implements feed.Batcher.
+// sink applies a worker's events to the index. It implements feed.Batcher and feed.Turner.
 type sink struct {
+	turn      sync.Mutex
 	fleet     *Fleet
 	m         *Member
 	endpoints []Endpoint
 	log       zerolog.Logger
 	replays   *semaphore.Weighted
+	large     *semaphore.Weighted
 	// cursors has by endpoint the position up to which events are applied, zero if unknown. Guarded by feeds.snapshot.
 	cursors []feed.Cursor
 }
@@ -314,7 +321,12 @@ func (s *sink) Warn(t kvindex.Target, why feed.Reason, detail string) {
 	s.fleet.Log.Warn().Stringer("target", t).Str("endpoint", s.address(t)).Str("reason", string(why)).Str("detail", observe.ClipTo(detail, observe.MaxText)).Msg("feed warning")
 }
 
-var _ feed.Batcher = (*sink)(nil)
+func (s *sink) Turn() *sync.Mutex { return &s.turn }
+
+var (
+	_ feed.Batcher = (*sink)(nil)
+	_ feed.Turner  = (*sink)(nil)
+)
 
 // FeedStatus returns the state of every feed, for the debug page, the metrics and
 // readiness. A target that relays push for is stale until one connects.

@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -21,12 +22,15 @@ type applier struct {
 	targets  []kvindex.Target
 	counters *counters
 	removed  []kvindex.EngineHash // scratch space of part
+	// mu is that of the owner. Between the parts of a large batch Status can lock it.
+	mu *guard
 }
 
 // batchDecoder is a Decoder, or its replacement for other transports.
 type batchDecoder interface {
 	Decode(payload []byte) (*Batch, error)
 	Forget()
+	trim()
 	HashRefused() (algo string, refused bool)
 }
 
@@ -134,6 +138,8 @@ func (a *applier) apply(payload []byte, c Cursor) {
 	t, malformed := a.target(b.Rank), b.malformed()
 	for b.Rest != nil {
 		a.part(t, b, Cursor{}) // a feed cannot resume within a batch
+		a.mu.Unlock()
+		a.mu.Lock()
 		b, err = b.Rest()
 		malformed = malformed || b.malformed()
 	}
@@ -146,6 +152,7 @@ func (a *applier) apply(payload []byte, c Cursor) {
 		a.warnOnce(t, Malformed, err.Error())
 	}
 	a.part(t, b, c)
+	a.dec.trim()
 }
 
 func (b *Batch) malformed() bool {
@@ -188,7 +195,8 @@ func (a *applier) part(t kvindex.Target, b *Batch, c Cursor) {
 			i, n = i+more-1, uint64(more)
 			ev.Hashes = a.removed
 		}
-		if err := a.sink.Apply(t, ev); err != nil {
+		blocks := len(ev.Hashes)
+		if err := a.pass(t, ev); err != nil {
 			a.counters.dropped[refused(err)] += n
 			a.counters.note(err)
 			if errors.Is(err, kvindex.ErrBlockSize) {
@@ -197,8 +205,29 @@ func (a *applier) part(t kvindex.Target, b *Batch, c Cursor) {
 			continue
 		}
 		a.counters.events += n
-		a.counters.blocks += uint64(len(ev.Hashes))
+		a.counters.blocks += uint64(blocks)
 	}
+}
+
+// pass passes an event to the sink, a long one in pieces, between which others can change the index. It returns the
+// first error.
+func (a *applier) pass(t kvindex.Target, ev *kvindex.Event) (err error) {
+	tokens := len(ev.Tokens) > 0
+	for len(ev.Hashes) > maxPart && ev.Window == 0 && len(ev.Media) == 0 && (!tokens || len(ev.Tokens) == len(ev.Hashes)*ev.BlockSize) {
+		piece := *ev
+		piece.Hashes, ev.Hashes = ev.Hashes[:maxPart], ev.Hashes[maxPart:]
+		if len(ev.Extra) > maxPart {
+			piece.Extra, ev.Extra = ev.Extra[:maxPart], ev.Extra[maxPart:]
+		}
+		if tokens {
+			piece.Tokens, ev.Tokens = ev.Tokens[:maxPart*ev.BlockSize], ev.Tokens[maxPart*ev.BlockSize:]
+			ev.Parent, ev.HasParent = piece.Hashes[maxPart-1], true
+		}
+		if err = cmp.Or(err, a.sink.Apply(t, &piece)); err != nil && tokens {
+			return err // the others are its children
+		}
+	}
+	return cmp.Or(err, a.sink.Apply(t, ev))
 }
 
 // sameRemovals returns how many events from the first on remove blocks of one tier and group.

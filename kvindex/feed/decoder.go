@@ -155,12 +155,17 @@ const maxKept = 1 << 17
 
 // Payloads of more than maxWhole bytes are decoded in parts, because decoded events may take 20 times the bytes. A part
 // ends with the event that brings it to maxPart. An event with more hashes or tokens than these bounds is malformed.
-const maxWhole, maxPart, maxHashes, maxTokens = 1 << 20, maxKept / 16, 8 * maxKept, 64 * maxKept
+const maxWhole, maxPart, maxHashes, maxTokens = 128 << 10, maxKept / 16, 8 * maxKept, 64 * maxKept
 
-func (d *Decoder) reset() {
+// trim gives up buffers that are larger than usual payloads need.
+func (d *Decoder) trim() {
 	if max(cap(d.batch.Events), cap(d.hashes), cap(d.tokens), cap(d.extra), cap(d.media)) > maxKept {
 		d.batch.Events, d.hashes, d.tokens, d.extra, d.media = nil, nil, nil, nil, nil
 	}
+}
+
+func (d *Decoder) reset() {
+	d.trim()
 	d.batch.Time, d.batch.Rank, d.batch.Rest = 0, kvindex.NoRank, nil
 	d.batch.Events, d.batch.Dropped = d.batch.Events[:0], d.batch.Dropped[:0]
 	d.hashes, d.tokens, d.extra, d.media = d.hashes[:0], d.tokens[:0], d.extra[:0], d.media[:0]

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed/zmtp"
 )
@@ -23,7 +25,7 @@ type Feed struct {
 	done   chan struct{}
 	poke   chan struct{} // requests another poll of a polled source
 
-	mu       sync.Mutex
+	mu       *guard
 	room     sync.Cond // signals that the machine is no longer full, or the feed ends
 	machine  *Machine  // of a ZMQ source
 	main     *applier
@@ -45,13 +47,13 @@ func Start(ctx context.Context, src Source, sink Sink) (*Feed, error) {
 	}
 	src.setDefaults()
 	ctx, cancel := context.WithCancel(ctx)
-	f := &Feed{src: src, cancel: cancel, done: make(chan struct{}), poke: make(chan struct{}, 1), counters: newCounters(), byRank: map[int32]*applier{}, stopReplay: func() {}}
-	f.room.L = &f.mu
+	f := &Feed{src: src, cancel: cancel, done: make(chan struct{}), poke: make(chan struct{}, 1), counters: newCounters(), byRank: map[int32]*applier{}, stopReplay: func() {}, mu: newGuard(sink)}
+	f.room.L = f.mu
 	src.Machine.Replay = src.Replay != ""
 	src.Machine.Polled = src.PollURL != ""
 	f.src.Machine = src.Machine
 	f.machine = NewMachine(src.Machine)
-	f.main = &applier{src: &f.src, dec: NewDecoder(src.Engine, src.BlockSize), sink: sink, machine: f.machine, counters: f.counters}
+	f.main = &applier{src: &f.src, dec: NewDecoder(src.Engine, src.BlockSize), sink: sink, machine: f.machine, counters: f.counters, mu: f.mu}
 	f.main.replay = func(a Action) { f.startReplay(ctx, a) }
 	if src.Machine.Resume != nil {
 		f.main.targets = []kvindex.Target{f.main.base()}
@@ -98,22 +100,23 @@ func (f *Feed) wakeAll() {
 // Source.Machine.SilentAfter such calls without an event the feed becomes stale, or requests a replay if its source has
 // one. A polled source is polled immediately.
 func (f *Feed) Finished(t kvindex.Target, silent bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	if f.src.PollURL != "" {
 		select {
 		case f.poke <- struct{}{}:
 		default:
 			// A poll is already pending; it will return this request's blocks too.
 		}
-		if a := f.rank(t.Rank); silent {
-			a.do(a.machine.Finished())
-		}
+	}
+	if !silent {
 		return
 	}
-	if silent {
-		f.main.do(f.machine.Finished())
-	}
+	f.mu.silent(func() {
+		a := f.main
+		if f.src.PollURL != "" {
+			a = f.rank(t.Rank)
+		}
+		a.do(a.machine.Finished())
+	})
 }
 
 // Status returns a copy of the feed's counters and states.
@@ -234,38 +237,49 @@ func (f *Feed) read(ctx context.Context, c *zmtp.Conn) error {
 	if err := c.Subscribe(f.src.Topic); err != nil {
 		return err
 	}
-	f.mu.Lock()
-	f.counters.connects++
-	f.main.do(f.machine.Up())
-	f.mu.Unlock()
-	defer func() {
-		f.mu.Lock()
+	f.tell(func() []Action {
+		f.counters.connects++
+		return f.machine.Up()
+	})
+	defer f.tell(func() []Action {
 		f.stopReplay()
-		f.main.do(f.machine.Down())
-		f.mu.Unlock()
-	}()
+		return f.machine.Down()
+	})
+	in := f.inbox(ctx, c)
+	defer func() { in.release() }()
 	for {
-		m, err := c.Recv(time.Time{})
-		if err != nil {
-			return err
-		}
-		seq, payload, ok := SplitFrames(m.Frames)
 		f.mu.Lock()
-		if !ok {
-			f.counters.dropped[Malformed]++
-			f.mu.Unlock()
-			continue
-		}
 		for f.machine.Full() && !f.closed {
 			// Back pressure: batches wait in the socket, and then in the engine.
 			f.room.Wait()
 		}
-		f.main.do(f.machine.Live(seq, payload))
 		f.mu.Unlock()
+		m, err := in.recv(time.Time{})
+		if err != nil {
+			return err
+		}
+		seq, payload, ok := SplitFrames(m.Frames)
+		f.tell(func() []Action {
+			switch {
+			case !ok:
+				f.counters.dropped[Malformed]++
+				return nil
+			case ctx.Err() != nil: // others of this worker had their turns until the feed was closed
+				return nil
+			}
+			return f.machine.Live(seq, payload)
+		})
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
+}
+
+// tell performs what the machine answers to an input.
+func (f *Feed) tell(input func() []Action) {
+	f.mu.enter()
+	defer f.mu.leave()
+	f.main.do(input())
 }
 
 // SplitFrames splits a batch's frames, starting from the end: publishers send [topic, seq, payload], replays ["", seq,
@@ -301,32 +315,37 @@ func (f *Feed) startReplay(ctx context.Context, a Action) {
 }
 
 func (f *Feed) replay() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for r := f.newest; r != nil; r = f.newest {
-		f.mu.Unlock()
-		if r.Attempt > 0 {
-			sleep(r.ctx, jitter(min(f.src.ReconnectMin<<r.Attempt, f.src.ReconnectMax)))
-		}
-		err := f.runReplay(r.ctx, r.Action)
-		f.failed(r.ctx, err)
-		f.mu.Lock()
-		f.main.do(f.machine.ReplayEnd(r.Epoch, err == nil))
-		f.room.Broadcast()
-		if f.newest == r {
-			f.newest = nil
-			f.stopReplay()
-		}
+	for f.replayNewest() {
 	}
 }
 
-func (f *Feed) runReplay(ctx context.Context, a Action) error {
-	for _, limit := range f.src.Replays {
-		if err := limit.Acquire(ctx, 1); err != nil {
-			return err
-		}
-		defer limit.Release(1)
+// replayNewest reports whether another replay was asked for meanwhile.
+func (f *Feed) replayNewest() bool {
+	f.mu.Lock()
+	r := f.newest
+	f.mu.Unlock()
+	if r.Attempt > 0 {
+		sleep(r.ctx, jitter(min(f.src.ReconnectMin<<r.Attempt, f.src.ReconnectMax)))
 	}
+	err := f.runReplay(r.ctx, r.Action)
+	f.failed(r.ctx, err)
+	f.mu.enter()
+	defer f.mu.leave()
+	f.main.do(f.machine.ReplayEnd(r.Epoch, err == nil))
+	f.room.Broadcast()
+	if f.newest == r {
+		f.newest = nil
+		f.stopReplay()
+	}
+	return f.newest != nil
+}
+
+func (f *Feed) runReplay(ctx context.Context, a Action) error {
+	done, err := acquire(ctx, f.src.Replays)
+	if err != nil {
+		return err
+	}
+	defer done()
 	ctx, cancel := context.WithTimeout(ctx, f.src.ReplayTotal)
 	defer cancel()
 	opt := f.src.Conn
@@ -338,11 +357,13 @@ func (f *Feed) runReplay(ctx context.Context, a Action) error {
 	defer c.Close()
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
+	in := f.inbox(ctx, c)
+	defer func() { in.release() }()
 	if err := c.Send(nil, binary.BigEndian.AppendUint64(nil, a.Seq)); err != nil {
 		return fmt.Errorf("replay: %w", err)
 	}
 	for {
-		m, err := c.Recv(time.Now().Add(f.src.ReplayIdle))
+		m, err := in.recv(time.Now().Add(f.src.ReplayIdle))
 		if err != nil {
 			return fmt.Errorf("replay: %w", err)
 		}
@@ -353,13 +374,57 @@ func (f *Feed) runReplay(ctx context.Context, a Action) error {
 		if seq == endOfReplay && len(payload) == 0 {
 			return nil
 		}
-		f.mu.Lock()
-		f.main.do(f.machine.Replayed(a.Epoch, seq, payload))
-		f.mu.Unlock()
+		f.tell(func() []Action { return f.machine.Replayed(a.Epoch, seq, payload) })
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
+}
+
+// acquire takes a place in each limit, in order.
+func acquire(ctx context.Context, limits []*semaphore.Weighted) (release func(), err error) {
+	taken := 0
+	release = func() {
+		for _, limit := range limits[:taken] {
+			limit.Release(1)
+		}
+		taken = 0
+	}
+	for _, limit := range limits {
+		if err := limit.Acquire(ctx, 1); err != nil {
+			release()
+			return release, err
+		}
+		taken++
+	}
+	return release, nil
+}
+
+// inbox is a connection on which a large batch has places in Source.Large from before it is received until the next
+// message is asked for.
+type inbox struct {
+	*zmtp.Conn
+	release func()
+	late    *time.Timer
+}
+
+func (f *Feed) inbox(ctx context.Context, c *zmtp.Conn) *inbox {
+	in := &inbox{Conn: c, release: func() {}, late: time.NewTimer(0)}
+	c.AdmitAbove = LargeBatch
+	c.Admit = func() (err error) {
+		if in.release, err = acquire(ctx, f.src.Large); err == nil {
+			in.late = time.AfterFunc(largeWithin, func() { _ = c.Close() })
+		}
+		return err
+	}
+	return in
+}
+
+func (in *inbox) recv(deadline time.Time) (zmtp.Message, error) {
+	in.release()
+	m, err := in.Recv(deadline)
+	in.late.Stop()
+	return m, err
 }
 
 func sleep(ctx context.Context, d time.Duration) {

@@ -65,8 +65,9 @@ func (s *strict) EndBatch(t kvindex.Target, c Cursor) {
 }
 
 func pollingFeed(sink Sink) *Feed {
-	f := &Feed{src: Source{Worker: "w", Engine: TRTLLM, RankFromBatch: true, Machine: MachineConfig{Polled: true}}, byRank: map[int32]*applier{}, counters: newCounters()}
-	f.main = &applier{src: &f.src, dec: NewDecoder(TRTLLM, 0), sink: sink, machine: NewMachine(f.src.Machine), counters: f.counters}
+	f := &Feed{src: Source{Worker: "w", Engine: TRTLLM, RankFromBatch: true, Machine: MachineConfig{Polled: true}}, byRank: map[int32]*applier{}, counters: newCounters(), mu: newGuard(sink)}
+	f.room.L = f.mu
+	f.main = &applier{src: &f.src, dec: NewDecoder(TRTLLM, 0), sink: sink, machine: NewMachine(f.src.Machine), counters: f.counters, mu: f.mu}
 	return f
 }
 

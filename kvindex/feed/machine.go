@@ -64,7 +64,8 @@ type MachineConfig struct {
 	// Polled reports that the engine keeps its batches until they are fetched: a broken connection alone loses none.
 	Polled bool
 	// MaxPending limits the bytes of live batches that wait for a replay; default 8 MiB. A caller should not pass live
-	// batches to a machine that is Full; one passed nevertheless is dropped, counted, and fetched by another replay.
+	// batches to a machine that is Full. One passed nevertheless, or of more than LargeBatch bytes, is dropped, counted, and
+	// fetched by another replay.
 	MaxPending int
 	// Attempts is how many replays without progress are made before the missing batches count as lost; default 3.
 	Attempts int
@@ -417,7 +418,7 @@ func (m *Machine) gap(seq uint64) {
 
 // hold keeps a copy of a live batch until the replay has ended.
 func (m *Machine) hold(seq uint64, payload []byte) {
-	if m.Full() {
+	if m.Full() || len(payload) > LargeBatch {
 		m.counts.Overflows++
 		m.overflowed = true
 		return

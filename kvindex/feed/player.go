@@ -12,7 +12,8 @@ type Player struct {
 func NewPlayer(src Source, sink Sink) *Player {
 	src.Machine.Replay = false
 	m := NewMachine(src.Machine)
-	p := &Player{applier{src: &src, dec: NewDecoder(src.Engine, src.BlockSize), sink: sink, machine: m, counters: newCounters()}}
+	p := &Player{applier{src: &src, dec: NewDecoder(src.Engine, src.BlockSize), sink: sink, machine: m, counters: newCounters(), mu: newGuard(sink)}}
+	p.a.mu.Lock() // it is never shared
 	p.a.do(m.Up())
 	return p
 }

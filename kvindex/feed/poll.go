@@ -61,7 +61,7 @@ func (f *Feed) rank(r int32) *applier {
 	}
 	a := f.byRank[r]
 	if a == nil {
-		a = &applier{src: &f.src, dec: NewDecoder(f.src.Engine, f.src.BlockSize), sink: f.main.sink, machine: NewMachine(f.src.Machine), counters: f.counters,
+		a = &applier{src: &f.src, dec: NewDecoder(f.src.Engine, f.src.BlockSize), sink: f.main.sink, machine: NewMachine(f.src.Machine), counters: f.counters, mu: f.mu,
 			targets: []kvindex.Target{{Worker: f.src.Worker, Rank: r}}}
 		f.byRank[r] = a
 	}
@@ -69,8 +69,8 @@ func (f *Feed) rank(r int32) *applier {
 }
 
 func (f *Feed) down() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.mu.enter()
+	defer f.mu.leave()
 	for _, a := range f.byRank {
 		a.do(a.machine.Down())
 	}
@@ -99,23 +99,23 @@ func (f *Feed) polled(body io.Reader, most int64) error {
 	if t, err := dec.Token(); err != nil || t != json.Delim('[') {
 		return errors.New("poll: answer is not a JSON array")
 	}
-	f.mu.Lock()
+	f.mu.enter()
 	f.counters.connects++
 	for _, a := range f.byRank {
 		a.up()
 	}
-	f.mu.Unlock()
+	f.mu.leave()
 	for dec.More() {
 		var raw json.RawMessage
 		err := dec.Decode(&raw)
-		f.mu.Lock()
+		f.mu.enter()
 		if err != nil {
 			f.counters.dropped[Malformed]++
-			f.mu.Unlock()
+			f.mu.leave()
 			return fmt.Errorf("poll: %w", err)
 		}
 		f.polledEvent(raw)
-		f.mu.Unlock()
+		f.mu.leave()
 		event.N = most
 	}
 	return nil

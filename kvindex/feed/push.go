@@ -49,7 +49,7 @@ func (s *PushServer) Forget(worker string) {
 	defer s.mu.Unlock()
 	for t, p := range s.publishers {
 		if t.Worker == worker {
-			p.mu.Lock()
+			p.mu.enter()
 			p.gone = true
 			if p.stop != nil {
 				p.stop()
@@ -58,7 +58,7 @@ func (s *PushServer) Forget(worker string) {
 			if p.timeout != nil {
 				p.timeout.Stop()
 			}
-			p.mu.Unlock()
+			p.mu.leave()
 			delete(s.publishers, t)
 		}
 	}
@@ -78,10 +78,12 @@ func (s *PushServer) Finished(t kvindex.Target, silent bool) bool {
 	if p == nil {
 		return false
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if silent && !p.gone {
-		p.a.do(p.a.machine.Finished())
+	if silent {
+		p.mu.silent(func() {
+			if !p.gone {
+				p.a.do(p.a.machine.Finished())
+			}
+		})
 	}
 	return true
 }
@@ -111,7 +113,7 @@ func (s *PushServer) Pushes(t kvindex.Target) bool {
 
 // publisher is one sequence and its active stream.
 type publisher struct {
-	mu sync.Mutex
+	mu *guard
 	a  applier
 	// stop ends the active stream, nil if there is none. streams is that stream's number.
 	stop    context.CancelFunc
@@ -218,8 +220,8 @@ func (s *PushServer) publisher(src Source, hello *kvlanev1.Hello) (*publisher, e
 			src.Machine.Resume = &c
 			delete(s.resume, t)
 		}
-		p = &publisher{}
-		p.a = applier{src: &src, dec: &pushDecoder{Decoder: NewDecoder(src.Engine, src.BlockSize)}, sink: sink, machine: NewMachine(src.Machine), counters: newCounters(), targets: []kvindex.Target{t}}
+		p = &publisher{mu: newGuard(sink)}
+		p.a = applier{mu: p.mu, src: &src, dec: &pushDecoder{Decoder: NewDecoder(src.Engine, src.BlockSize)}, sink: sink, machine: NewMachine(src.Machine), counters: newCounters(), targets: []kvindex.Target{t}}
 		p.a.replay = p.askReplay
 		s.publishers[t] = p
 	}
@@ -228,8 +230,8 @@ func (s *PushServer) publisher(src Source, hello *kvlanev1.Hello) (*publisher, e
 
 // begin makes a stream the active one and ends the previous one. ok is false if the worker was forgotten meanwhile.
 func (p *publisher) begin(src *Source, stop context.CancelFunc) (stream uint64, out chan *kvlanev1.PushResponse, ok bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.mu.enter()
+	defer p.mu.leave()
 	if p.gone {
 		return 0, nil, false
 	}
@@ -248,8 +250,8 @@ func (p *publisher) begin(src *Source, stop context.CancelFunc) (stream uint64, 
 
 // end makes the publisher stale if the stream is still the active one.
 func (p *publisher) end(stream uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.mu.enter()
+	defer p.mu.leave()
 	if p.streams == stream && p.stop != nil {
 		p.stop = nil
 		if p.timeout != nil {
@@ -276,8 +278,8 @@ func (p *publisher) receive(stream kvlanev1.KVEvents_PushServer, mine uint64) er
 }
 
 func (p *publisher) message(msg *kvlanev1.PushRequest, mine uint64, ack bool) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.mu.enter()
+	defer p.mu.leave()
 	if p.streams != mine || p.stop == nil {
 		return status.Error(codes.Aborted, "another stream of this publisher took over, or its worker was removed")
 	}
@@ -321,8 +323,8 @@ func (p *publisher) askReplay(a Action) {
 		p.timeout.Stop()
 	}
 	p.timeout = time.AfterFunc(pushReplayTimeout, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
+		p.mu.enter()
+		defer p.mu.leave()
 		if p.stop != nil {
 			p.a.do(p.a.machine.ReplayEnd(a.Epoch, false))
 		}

@@ -1,9 +1,13 @@
 package feed
 
-import "github.com/kvlane/kvlane/kvindex"
+import (
+	"sync"
 
-// Sink receives what feeds deliver. Calls for one target are serialised and in order; calls for
-// different targets may be concurrent.
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Sink receives what feeds deliver. Calls for one target are serialised and in order; calls for different targets may be
+// concurrent.
 type Sink interface {
 	// Apply changes what the target holds. The event and its slices are only valid during the
 	// call. An error is counted and affects this event alone.
@@ -14,6 +18,45 @@ type Sink interface {
 	State(t kvindex.Target, s State, why Reason)
 	// Warn reports a condition that an operator should see.
 	Warn(t kvindex.Target, why Reason, detail string)
+}
+
+// Turner is a Sink whose feeds handle batches one after the other, such as those of one worker.
+type Turner interface {
+	Sink
+	// Turn returns the lock that a feed holds meanwhile. It is always the same.
+	Turn() *sync.Mutex
+}
+
+// guard protects machines: turn is held while they are told something and act, the mutex also while their state is read.
+type guard struct {
+	sync.Mutex
+	turn *sync.Mutex
+}
+
+func newGuard(s Sink) *guard {
+	if t, ok := s.(Turner); ok {
+		return &guard{turn: t.Turn()}
+	}
+	return &guard{turn: new(sync.Mutex)}
+}
+
+func (g *guard) enter() {
+	g.turn.Lock()
+	g.Lock()
+}
+
+func (g *guard) leave() {
+	g.Unlock()
+	g.turn.Unlock()
+}
+
+// silent calls do, which reports a request without events, unless a batch is being handled.
+func (g *guard) silent(do func()) {
+	if g.turn.TryLock() {
+		defer g.leave()
+		g.Lock()
+		do()
+	}
 }
 
 // Batcher is a Sink that needs to know where batches begin and end, for example to copy what its

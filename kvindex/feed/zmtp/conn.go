@@ -58,12 +58,18 @@ type Conn struct {
 	opt   Options
 	minor byte // the peer's ZMTP 3 minor version
 
+	// Admit, if set before the first Recv, is called before a message of more than AdmitAbove bytes is received. Its error
+	// is Recv's.
+	Admit      func() error
+	AdmitAbove int
+
 	buf []byte
 	// Invariant: 0 <= r <= p <= w <= len(buf). buf[r:w] is received and not yet returned,
 	// buf[r:p] of it is parsed into spans.
 	r, p, w int
 	spans   []span
 	frames  [][]byte // of the message returned last
+	size    int      // of the message that Admit has admitted, 0 if none
 
 	filled time.Time // when data was read last
 	fast   bool      // it came soon after the data before, and left nothing in the socket
@@ -192,7 +198,7 @@ func (c *Conn) Recv(deadline time.Time) (Message, error) {
 func (c *Conn) consume() {
 	if len(c.frames) > 0 {
 		c.r = c.p
-		c.spans, c.frames = c.spans[:0], c.frames[:0]
+		c.spans, c.frames, c.size = c.spans[:0], c.frames[:0], 0
 	}
 	if c.r == c.w {
 		c.r, c.p, c.w = 0, 0, 0
@@ -212,8 +218,15 @@ func (c *Conn) parse() (bool, error) {
 		if !ok {
 			return false, nil
 		}
-		if total := c.p - c.r + h.head + h.size; total > c.opt.MaxMessage {
+		total := c.p - c.r + h.head + h.size
+		if total > c.opt.MaxMessage {
 			return false, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, total, c.opt.MaxMessage)
+		}
+		if c.Admit != nil && c.size == 0 && total > c.AdmitAbove {
+			if err := c.Admit(); err != nil {
+				return false, err
+			}
+			c.size = total
 		}
 		if c.w-c.p < h.head+h.size {
 			return false, nil
@@ -324,13 +337,16 @@ func (c *Conn) beat() (pinged bool, err error) {
 }
 
 // room makes space after the received bytes: it moves a partial message to the front, and doubles a buffer that is full
-// or mostly one message. It does not trust the length in a frame's head before the bytes have arrived.
+// or mostly one message. It does not trust the length in a frame's head before the bytes have arrived, unless it is
+// admitted.
 func (c *Conn) room() {
-	if c.w < len(c.buf) && (c.r == 0 || len(c.buf)-c.w >= len(c.buf)/4) {
+	if c.w < len(c.buf) && (c.r == 0 || len(c.buf)-c.w >= len(c.buf)/4) && c.size <= len(c.buf) {
 		return
 	}
 	live, to := c.w-c.r, c.buf
-	if live > len(c.buf)/2 || c.w == len(c.buf) && len(c.buf) < c.opt.MaxBuffer {
+	if c.size > len(c.buf) {
+		to = make([]byte, c.size)
+	} else if live > len(c.buf)/2 || c.w == len(c.buf) && len(c.buf) < c.opt.MaxBuffer {
 		to = make([]byte, 2*len(c.buf))
 	}
 	copy(to, c.buf[c.r:c.w])
