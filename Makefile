@@ -198,10 +198,13 @@ LIVE      := $(TOOLS)/live
 # Absolute, since tests run in their packages' folders.
 LIVE_TOKENIZERS = $(abspath $(or $(TOKENIZER),$(wildcard internal/tokens/models/*/)))
 .PHONY: tokens-live
-tokens-live: ## Compares with Hugging Face's tokenizers, transformers and Jinja2 on generated input (TOKENIZER=DIR, TEMPLATES=DIR, COUNT=N)
+tokens-live: ## Compares with Hugging Face's tokenizers, transformers, Jinja2, tiktoken, SentencePiece and mistral-common on generated input (TOKENIZER=DIR, TEMPLATES=DIR, COUNT=N)
 	@test -x $(LIVE)/bin/python || python3 -m venv $(LIVE)
-	@$(LIVE)/bin/pip install -q --disable-pip-version-check transformers==5.19.0 tokenizers==0.23.2 jinja2==3.1.6
-	KVLANE_PYTHON=$(LIVE)/bin/python $(if $(TOKENIZER),KVLANE_LIVE_TOKENIZER=$(abspath $(TOKENIZER))) go test -count=1 -v -run Live ./internal/tokens/bpe
+	@$(LIVE)/bin/pip install -q --disable-pip-version-check transformers==5.19.0 tokenizers==0.23.2 jinja2==3.1.6 \
+	  mistral-common==1.13.1 tiktoken==0.14.0 sentencepiece==0.2.3 protobuf
+	@rm -rf $(LIVE)/formats
+	$(LIVE)/bin/python internal/tokens/bpe/livecheck/fixtures.py internal/tokens/bpe/testdata $(LIVE)/formats $${RANDOM} $(or $(COUNT),2000)
+	KVLANE_FOREIGN=$(LIVE)/formats KVLANE_PYTHON=$(LIVE)/bin/python $(if $(TOKENIZER),KVLANE_LIVE_TOKENIZER=$(abspath $(TOKENIZER))) go test -count=1 -v -run Live ./internal/tokens/bpe
 	$(LIVE)/bin/python internal/tokens/bpe/livecheck/templates.py $(LIVE)/templates.jsonl --tokenizer $(LIVE_TOKENIZERS) \
 	  --templates $(abspath $(TEMPLATES)) --count $(or $(COUNT),200) --seed $${RANDOM}
 	KVLANE_TEMPLATE_CASES=$(LIVE)/templates.jsonl go test -count=1 -v -run TemplatesLive ./internal/tokens/shape
@@ -209,9 +212,9 @@ tokens-live: ## Compares with Hugging Face's tokenizers, transformers and Jinja2
 	KVLANE_JINJA_CASES=$(LIVE)/cases.jsonl go test -count=1 -v -run AgainstPython ./internal/tokens/jinja
 
 .PHONY: models-live
-models-live: ## Compares the encoders of docs/models.md and the APIs of vLLM and SGLang with stock engines on generated bodies (COUNT=N each, 3000; SEED=N), and the tables with the engines' registries
+models-live: ## Compares the encoders of docs/models.md and the APIs of vLLM and SGLang with stock engines on generated bodies (COUNT=N each, 500: 20 minutes; SEED=N), and the tables with the engines' registries
 	@e2e/engines/install.sh $(TOOLS)/engines vllm sglang
-	e2e/engines/encoders.sh $(TOOLS)/engines internal/tokens/models $(or $(COUNT),3000) $(LIVE)/encoders
+	e2e/engines/encoders.sh $(TOOLS)/engines internal/tokens/models $(or $(COUNT),500) $(LIVE)/encoders
 	KVLANE_ENGINES=$(abspath $(TOOLS)/engines) KVLANE_ENCODER_CASES=$(abspath $(LIVE)/encoders) \
 	  go test -count=1 -v -run 'TestRegistriesLive|TestEncodersLive|TestSGLangBodies|TestVLLMBodies' ./internal/tokens/shape
 

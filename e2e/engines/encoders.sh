@@ -6,11 +6,20 @@ set -euo pipefail
 own=$(cd "$(dirname "$0")" && pwd)
 vllm=$(cd "$1/vllm" && pwd) sglang=$(cd "$1/sglang" && pwd) models=$2 count=$3 out=$4
 mkdir -p "$out"
+[ -n "${ONLY:-}" ] || rm -rf "$out"/*.jsonl.gz "$out"/*.log "$out"/mistral_* # of an earlier run
+seed=${SEED:-$RANDOM}
+echo "seed $seed, 64 lists of $count bodies"
 work=$(mktemp -d)
 server=
 trap '[ -z "$server" ] || kill -- "$server"; rm -rf "$work"' EXIT
 export VLLM_SYSTEM_START_DATE=2026-11-22 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 TIKTOKEN_ENCODINGS_BASE=$work/gptoss
 port=${PORT:-8391}
+
+ask() { # KIND FILE; each list has bodies of its own
+  local own_seed=$((seed + $(cksum <<< "$2" | cut -d ' ' -f 1) % 1000000))
+  python3 "$own/encoders.py" "$1" "http://127.0.0.1:$port" "$own_seed" "$count" "$out/$2.jsonl.gz"
+  echo "$2, after $SECONDS s"
+}
 
 record() { # NAME TOKENIZER LENGTH KIND/APIS ARGUMENTS...; an empty KIND: no chats of encoders.py; APIS: bodies of bodies.py
   local name=$1 tokenizer=$2 length=$3 kind=${4%/*} api
@@ -26,9 +35,9 @@ record() { # NAME TOKENIZER LENGTH KIND/APIS ARGUMENTS...; an empty KIND: no cha
     kill -0 "$server" || { tail -5 "$out/$name.log"; exit 1; }
     sleep 1
   done
-  [ -z "$kind" ] || python3 "$own/encoders.py" "$kind" "http://127.0.0.1:$port" "${SEED:-$RANDOM}" "$count" "$out/$name.jsonl.gz"
+  [ -z "$kind" ] || ask "$kind" "$name"
   for api in "${apis[@]}"; do
-    python3 "$own/encoders.py" "vllm_$api" "http://127.0.0.1:$port" "${SEED:-$RANDOM}" "$count" "$out/vllm_${name}_$api.jsonl.gz"
+    ask "vllm_$api" "vllm_${name}_$api"
   done
   kill "$server"
   wait "$server" || true
@@ -51,7 +60,7 @@ record_sglang() { # NAME TOKENIZER ARGUMENTS -- APIS...
     sleep 1
   done
   for api in "$@"; do
-    python3 "$own/encoders.py" "${api/#conversations/sglang:deepseek}" "http://127.0.0.1:$port" "${SEED:-$RANDOM}" "$count" "$out/${name}_${api#sglang_}.jsonl.gz"
+    ask "${api/#conversations/sglang:deepseek}" "${name}_${api#sglang_}"
   done
   kill -9 -- "$server"
   wait || true

@@ -204,7 +204,7 @@ func (b *bed) unread() {
 			{completions, m{"logprobs": 2}, true}, {chats, m{"prompt_logprobs": 0}, false}, {chats, m{"echo": true}, false},
 			{chats, m{"echo": true, "logprobs": true, "top_logprobs": 1}, false}, {chats, m{"logprobs": true, "top_logprobs": 1}, true},
 			{generate, params(m{"prompt_logprobs": 0}), false}, {generate, params(m{"skip_reading_prefix_cache": true}), false},
-			{generate, params(m{"logprobs": 1}), true}, // with prompt_logprobs and skip_reading_prefix_cache: false the engine of 0.32 dies
+			{generate, params(m{"logprobs": 1}), true}, // with prompt_logprobs and skip_reading_prefix_cache: false vLLM 0.32 ends: docs/real-engines.md
 		},
 		sglang.name: {
 			{completions, m{"echo": true, "logprobs": 1}, false}, {completions, m{"echo": true, "logprobs": 0}, true}, {completions, m{"echo": true}, true},

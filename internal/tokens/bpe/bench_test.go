@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -176,7 +177,7 @@ func prompts(s string) []string {
 	return out
 }
 
-// BenchmarkEncode measures each family and kind of text: cold empties all caches before each pass
+// BenchmarkEncode measures each family and kind of text, and small SentencePiece and Unigram models on English: cold empties all caches before each pass
 // over the prompts, words keeps only the word caches, as for known words in a new order, and warm
 // keeps everything. KVLANE_BENCH_TEXTS is a folder of KIND.json, a list of prompts each, that are
 // measured in place of the built-in ones; those that are missing are written, so that another
@@ -199,9 +200,13 @@ func BenchmarkEncode(b *testing.B) {
 			}
 		}
 	}
-	for _, name := range families {
-		tok := family(b, name)
-		for _, kind := range benchOrder {
+	const foreign = "../bpe/testdata/foreign/"
+	for _, name := range slices.Concat(families, []string{foreign + "spm_bpe", foreign + "spm_unigram", foreign + "unigram"}) {
+		tok, order := family(b, name), benchOrder
+		if strings.HasPrefix(name, foreign) { // trained on a few texts
+			name, order = filepath.Base(name), []string{"en"}
+		}
+		for _, kind := range order {
 			total := 0
 			for _, p := range kinds[kind] {
 				total += len(p)

@@ -13,10 +13,21 @@ import (
 )
 
 // TestForeignGolden: tokenizers in other files than tokenizer.json have the ids of their own
-// libraries. livecheck/fixtures.py writes them.
-func TestForeignGolden(t *testing.T) {
-	docs := jsonLines[document](t, filepath.Join("testdata", "texts.jsonl.gz"))
-	folders, err := filepath.Glob(filepath.Join("testdata", "foreign", "*"))
+// libraries. livecheck/fixtures.py writes them; KVLANE_FOREIGN is a folder of its newly made ones.
+func TestForeignGolden(t *testing.T) { checkForeign(t, "testdata") }
+
+func TestForeignLive(t *testing.T) {
+	data := os.Getenv("KVLANE_FOREIGN")
+	if data == "" {
+		t.Skip("KVLANE_FOREIGN names no folder of livecheck/fixtures.py")
+	}
+	checkForeign(t, data)
+}
+
+func checkForeign(t *testing.T, data string) {
+	t.Helper()
+	docs := jsonLines[document](t, filepath.Join(data, "texts.jsonl.gz"))
+	folders, err := filepath.Glob(filepath.Join(data, "foreign", "*"))
 	if err != nil || len(folders) == 0 {
 		t.Fatalf("got %d folders, %v, want some", len(folders), err)
 	}

@@ -3,6 +3,7 @@
 
   pip install mistral-common==1.13.1 tiktoken==0.14.0 tokenizers==0.23.3 sentencepiece==0.2.3 protobuf
   fixtures.py TESTDATA
+  fixtures.py TESTDATA OUT SEED COUNT   to compare once: OUT/texts.jsonl.gz are COUNT new texts, made of pieces of those in TESTDATA
 
 Each folder has the file as it lies in a model's folder (gzipped) and ids.jsonl.gz: a line per text of texts.jsonl.gz, without and with what is added to a text.
 The vocabularies are the beginnings of mistral-common's tekken, and trained on the texts.
@@ -11,6 +12,7 @@ import base64
 import gzip
 import json
 import os
+import random
 import sys
 import unicodedata
 
@@ -125,6 +127,15 @@ def main():
     out = sys.argv[1]
     with gzip.open(os.path.join(out, "texts.jsonl.gz"), "rt") as f:
         texts = [json.loads(line)["text"] for line in f]
+    if len(sys.argv) > 2:
+        out, known, r = sys.argv[2], "\n".join(texts), random.Random(int(sys.argv[3]))
+
+        def piece():
+            at = r.randrange(len(known))
+            return known[at:at + r.choice([1, 1, 2, 3, 8, 20, 60, 400])]
+
+        texts = ["".join(piece() for _ in range(r.choice([1, 3, 10, 30]))) for _ in range(int(sys.argv[4]))]
+        zipped(os.path.join(out, "texts.jsonl.gz"), "".join(json.dumps({"text": s}) + "\n" for s in texts).encode())
     out = os.path.join(out, "foreign")
     ranks = tekken(os.path.join(out, "tekken"), texts, 3000)
     n = len(ranks)
