@@ -66,6 +66,9 @@ func TestOddBodies(t *testing.T) {
 		{v4, body.Messages, `{"max_tokens":9,"messages":[{"role":"user","content":[{"type":"text","text":"U"},{"type":"image"}]}]}`, `{"max_tokens":9,"messages":[` + user + `]}`},
 		{v4, body.Messages, `{"max_tokens":9,"messages":[{"role":"user","content":[{"type":"text","text":"U"},{"type":"image","source":{"x":1}}]}]}`, refused},
 		{v4, body.Responses, `{"input":{},"instructions":"I"}`, `{"input":[],"instructions":"I"}`}, {v4, body.Responses, `{"input":{"a":1},"instructions":"I"}`, refused},
+		{v4, body.Chat, `{"messages":[{"role":"latest_reminder","content":"R","tool_calls":[{"id":"c"}]},` + user + `]}`, refused},
+		{v4, body.Chat, chat + `{"role":"user","content":[{"type":"output_text","text":"a"}],"tool_calls":null}]}`, chat + `{"role":"user","content":"a"}]}`},
+		{v4, body.Chat, chat + `{"role":"user","content":[{"type":"output_text","text":"a"}]}]}`, refused},
 		{harmony, body.Chat, `{"messages":[{"role":"developer","content":"","tool_calls":null},` + user + `]}`, unknown},
 	} {
 		files := fstest.MapFS{"tokenizer.json": {Data: raw}, "config.json": {Data: []byte(encoderModels[c.model][1])}}

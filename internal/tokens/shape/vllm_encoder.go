@@ -234,6 +234,11 @@ func vllmValidated(v jinja.Value) (jinja.Value, error) {
 // validatedOwn reports whether vLLM's own model accepts the members that OpenAI's does not have.
 // A message of an unknown role is refused if it does not. legacy: see vllmShape.
 func validatedOwn(msg *jinja.Dict, known, legacy bool) (bool, error) {
+	if !known {
+		if _, _, err := listIn(msg, "tool_calls", vllmCall); err != nil {
+			return false, err
+		}
+	}
 	own := true
 	for _, key := range [...]string{"reasoning", "reasoning_content", "task", "tool_call_id"} {
 		_, _, ok := textOf(msg, key)
@@ -278,7 +283,8 @@ func readLate(msg *jinja.Dict, parts []jinja.Value, known, own bool) bool {
 			more++
 		}
 	}
-	if calls, _ := member(msg, "tool_calls").AsList(); len(calls) > 0 || role != roleAssistant && !member(msg, "tool_calls").IsNone() {
+	calls, _ := member(msg, "tool_calls").AsList()
+	if _, has := msg.Get("tool_calls"); len(calls) > 0 || role != roleAssistant && has {
 		more++
 	}
 	if role == roleAssistant {
@@ -292,12 +298,10 @@ func readLate(msg *jinja.Dict, parts []jinja.Value, known, own bool) bool {
 	for i := range parts {
 		_, bare := parts[i].AsString()
 		d, isDict := parts[i].AsDict()
-		switch {
-		case !bare && !isDict:
+		if !bare && !isDict {
 			return true
-		default:
-			more += validatedFields(d)
 		}
+		more += validatedFields(d)
 	}
 	return more <= 0
 }
@@ -438,11 +442,8 @@ func validatedCalls(msg *jinja.Dict, role string) (out []jinja.Value, err error)
 		return nil, encoders.ErrMissing // refused, but for the first system message, of which only the content is read
 	}
 	calls, ok := v.AsList()
-	if !ok && v.Truth() {
-		if role == roleAssistant {
-			return nil, refuse("messages.tool_calls: input should be a valid list")
-		}
-		return nil, nil
+	if !ok && v.Truth() && role == roleAssistant {
+		return nil, refuse("messages.tool_calls: input should be a valid list")
 	}
 	for i := range calls {
 		call, _ := calls[i].AsDict()
@@ -458,8 +459,7 @@ func validatedCalls(msg *jinja.Dict, role string) (out []jinja.Value, err error)
 		}
 		if !ok && role != roleAssistant {
 			return nil, encoders.ErrMissing // OpenAI's model of such a message keeps them as they are
-		}
-		if !ok {
+		} else if !ok {
 			return nil, refuse("messages.tool_calls.%d: input should be a valid tool call", i)
 		}
 		out = append(out, object(kv{"id", jinja.String(id)}, kv{"name", name}, kv{"arguments", arguments}))
