@@ -99,9 +99,9 @@ const (
 	streamWindow, connWindow         = 256 << 10, 32 << 20
 )
 
-// minPing is well below the 0.3 s between the pings of the bootstrap's Envoy: gRPC closes a
-// connection on which several pings arrive early because of jitter.
-const minPing = 100 * time.Millisecond
+// minPing is well below the 0.3 s between the pings of the bootstrap's Envoy: gRPC closes a connection on which several pings
+// arrive early because of jitter. handshakeTimeout ends connections that say nothing: each holds its buffers.
+const minPing, handshakeTimeout = 100 * time.Millisecond, 10 * time.Second
 
 // GRPCOptions returns the options that a gRPC server for o needs: this package's codec, bounded messages, no
 // compression, flow control windows that do not stall an upload, and tolerance for Envoy's keepalive pings.
@@ -115,7 +115,7 @@ func GRPCOptions(o Options) []grpc.ServerOption {
 		grpc.InitialWindowSize(streamWindow),
 		grpc.InitialConnWindowSize(connWindow),
 		grpc.ReadBufferSize(socketBuffer), grpc.WriteBufferSize(socketBuffer),
-		experimental.BufferPool(buffers),
+		experimental.BufferPool(buffers), grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.NumStreamWorkers(32),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 	}

@@ -24,9 +24,10 @@ const (
 
 	// maxAdminConnections bounds the open connections of the admin port; idle ones are closed.
 	maxAdminConnections = 512
-	// maxOfHost bounds those of one host, so that it cannot keep the probes of the kubelet from connecting.
-	maxOfHost = 64
-	adminIdle = 30 * time.Second
+	// maxOfHost bounds those of one host, so that it cannot keep the probes of the kubelet from connecting. maxRequestsOf bounds
+	// those to listen.address and listen.events, each up to 288 KiB: Envoy opens a few for each of its threads.
+	maxOfHost, maxRequestsOf = 64, 1024
+	adminIdle                = 30 * time.Second
 	// maxScrapes bounds the concurrent requests of /metrics: each holds all series in memory.
 	maxScrapes = 8
 	// maxProfile is the longest CPU profile or trace, in seconds. One is made at a time.
@@ -40,15 +41,20 @@ func newAdminServer(h http.Handler) *http.Server {
 }
 
 func limitAdmin(l net.Listener, log zerolog.Logger) net.Listener {
-	return netutil.LimitListener(&fairListener{Listener: l, log: log, open: map[string]int{}}, maxAdminConnections)
+	return netutil.LimitListener(limitHosts(l, maxOfHost, log), maxAdminConnections)
 }
 
-// fairListener closes connections of a host that has maxOfHost open ones, and logs that at most once a minute.
+func limitHosts(l net.Listener, limit int, log zerolog.Logger) net.Listener {
+	return &fairListener{Listener: l, limit: limit, log: log, open: map[string]int{}}
+}
+
+// fairListener closes connections of a host that has as many open ones as limit, and logs that at most once a minute.
 type fairListener struct {
 	net.Listener
 
-	log  zerolog.Logger
-	said time.Time // of the last warning; only Accept uses it
+	limit int
+	log   zerolog.Logger
+	said  time.Time // of the last warning; only Accept uses it
 
 	mu   sync.Mutex
 	open map[string]int // connections by host
@@ -66,7 +72,7 @@ func (l *fairListener) Accept() (net.Conn, error) {
 			return c, nil //nolint:nilerr // an address without a host is no error: nothing is counted
 		}
 		l.mu.Lock()
-		full := l.open[host] >= maxOfHost
+		full := l.open[host] >= l.limit
 		if !full {
 			l.open[host]++
 		}
@@ -77,7 +83,7 @@ func (l *fairListener) Accept() (net.Conn, error) {
 		_ = c.Close()
 		if now := time.Now(); now.Sub(l.said) >= time.Minute {
 			l.said = now
-			l.log.Warn().Str("host", host).Int("limit", maxOfHost).Msg("a host has too many connections: further ones are closed")
+			l.log.Warn().Str("host", host).Int("limit", l.limit).Msg("a host has too many connections: further ones are closed")
 		}
 	}
 }

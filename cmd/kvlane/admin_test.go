@@ -344,17 +344,28 @@ func TestNoHostTakesAllConnections(t *testing.T) {
 
 // The ports of a running Kvlane have this bound too.
 func TestPortsHaveTheirBound(t *testing.T) {
-	t.Parallel()
 	probes, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	requests, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []net.Listener{probes, requests, events} {
+		_ = l.Close()
+	}
 	health := probes.Addr().String()
-	_ = probes.Close()
-	_, admin, _ := started(t, fmt.Sprintf("listen: {address: \"unix:%s/s\", health: %q}\n", t.TempDir(), health))
-	for _, address := range []string{strings.TrimPrefix(admin, "http://"), health} {
+	_, admin, _ := started(t, fmt.Sprintf("listen: {address: %q, events: %q, health: %q}\n", requests.Addr(), events.Addr(), health))
+	for address, limit := range map[string]int{
+		strings.TrimPrefix(admin, "http://"): maxOfHost, health: maxOfHost, requests.Addr().String(): maxRequestsOf, events.Addr().String(): maxRequestsOf,
+	} {
 		var all []net.Conn // the kernel accepts them in order
-		for range maxOfHost + 1 {
+		for range limit + 1 {
 			c, err := net.Dial("tcp", address)
 			if err != nil {
 				t.Fatal(err)
@@ -362,10 +373,10 @@ func TestPortsHaveTheirBound(t *testing.T) {
 			defer c.Close()
 			all = append(all, c)
 		}
-		_, _ = io.Copy(io.Discard, all[maxOfHost]) // until it is closed: immediately, or when nothing has come for long
+		_, _ = io.Copy(io.Discard, all[limit]) // until it is closed: immediately, or when nothing has come for long
 		_ = all[0].SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 		if _, err := io.Copy(io.Discard, all[0]); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%s: got an end of the first connection (%v) before that of number %d, want the last one refused", address, err, maxOfHost+1)
+			t.Errorf("%s: got an end of the first connection (%v) before that of number %d, want the last one refused", address, err, limit+1)
 		}
 	}
 }

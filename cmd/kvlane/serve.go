@@ -359,14 +359,14 @@ func (s *service) listen(ctx context.Context, c *config.Config, xds *envoy.XDS) 
 		if err != nil {
 			return fmt.Errorf("%w (listen.events in the configuration)", err)
 		}
-		s.serve("events", func() error { return s.events.Serve(lis) })
+		s.serve("events", func() error { return s.events.Serve(limitHosts(lis, maxRequestsOf, s.log)) })
 	}
 	lis, err := extproc.Listen(ctx, c.Listen.Address, secure)
 	if err != nil {
 		return fmt.Errorf("%w (listen.address in the configuration, or --listen)", err)
 	}
 	xds.Register(ctx, s.grpc)
-	s.serve("ext_proc", func() error { return s.grpc.Serve(lis) })
+	s.serve("ext_proc", func() error { return s.grpc.Serve(limitHosts(lis, maxRequestsOf, s.log)) })
 	s.open.Store(true)
 	return nil
 }

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83690
+	totalLimit = 83684
 	totalGoal  = 62000
 )
 
@@ -34,13 +34,13 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 22030, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28848, 22000, []string{"internal/tokens"}},
+	{"tokens", 28836, 22000, []string{"internal/tokens"}},
 	{"fleet", 4730, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1657, 1300, []string{"internal/observe"}},
 	{"decide", 3165, 1700, []string{"internal/decide"}},
 	{"replicas", 2490, 2200, []string{"internal/replicas"}},
 	{"lab", 11649, 11700, []string{"internal/lab"}},
-	{"rim", 9125, 6000, []string{
+	{"rim", 9131, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

@@ -30,17 +30,32 @@ func (t *Tokenizer) readAdded(raw []byte) error {
 			return fmt.Errorf("added_tokens: %w", err)
 		}
 	}
-	for _, a := range tokens {
-		t.add(a)
+	// A token gets the id that the library assigns: that of the vocabulary, else the next free one, whatever the file says. For
+	// one that already exists only the flags change.
+	places, next := map[string]int{}, uint32(t.vocab.count)
+	add := func(a AddedToken) {
+		if i, ok := places[a.Content]; ok {
+			a.ID = t.added[i].ID
+			t.added[i] = a
+		} else if a.Content != "" {
+			if a.ID, ok = t.TokenID(a.Content); !ok {
+				a.ID = next
+			}
+			next, places[a.Content] = max(next, a.ID+1), len(t.added)
+			t.added = append(t.added, a)
+		}
 	}
-	for _, a := range t.config.decoder {
-		t.add(a)
+	for _, a := range slices.Concat(tokens, t.config.decoder) {
+		add(a)
 	}
+	var special []string
 	for _, name := range specialNames {
-		t.addSpecial(t.config.Special[name])
+		special = append(special, t.config.Special[name])
 	}
-	for _, content := range t.config.ExtraSpecial {
-		t.addSpecial(content)
+	for _, content := range append(special, t.config.ExtraSpecial...) {
+		if _, ok := places[content]; !ok {
+			add(AddedToken{Content: content, Special: true})
+		}
 	}
 	slices.SortFunc(t.added, func(a, b AddedToken) int { return int(a.ID) - int(b.ID) })
 	t.arrangeAdded()
@@ -87,40 +102,6 @@ func (t *Tokenizer) normalizedContent(content string) string {
 		return t.normalizedText(content)
 	}
 	return content
-}
-
-// add assigns a token the id that the library assigns: that of the vocabulary, else the next free
-// one, whatever the file says. For a token that already exists only the flags change.
-func (t *Tokenizer) add(a AddedToken) {
-	if a.Content == "" {
-		return
-	}
-	for i := range t.added {
-		if t.added[i].Content == a.Content {
-			a.ID = t.added[i].ID
-			t.added[i] = a
-			return
-		}
-	}
-	id, ok := t.TokenID(a.Content)
-	if !ok {
-		id = uint32(t.vocab.count)
-		for _, b := range t.added {
-			id = max(id, b.ID+1)
-		}
-	}
-	a.ID = id
-	t.added = append(t.added, a)
-}
-
-// addSpecial adds a named special token, unless it is an added token already.
-func (t *Tokenizer) addSpecial(content string) {
-	for _, a := range t.added {
-		if a.Content == content {
-			return
-		}
-	}
-	t.add(AddedToken{Content: content, Special: true})
 }
 
 // addedSet finds added tokens: the leftmost match, and the longest of those.
@@ -220,15 +201,16 @@ func (a *addedSet) next(s string, i, end int) (at, index, size int) {
 	return end, 0, 0
 }
 
-// finalLimit is the maximum number of tokens that setFinal compares pairwise.
-const finalLimit = 2000
+// finalLimit is the maximum number of tokens that setFinal compares pairwise, and finalSpecial that with which it compares special
+// ones.
+const finalLimit, finalSpecial = 2000, 8000
 
 // setFinal finds the tokens whose match no following text can change, so that text may be cut
 // after them: the token has no flag that looks ahead, and no token of a, or of the set that is
 // searched earlier (before, may be nil), can start before the match's end and end after it.
 func (a *addedSet) setFinal(before *addedSet) {
 	a.final = make([]bool, len(a.tokens))
-	if before != nil && len(a.tokens)+len(before.tokens) > finalLimit {
+	if len(a.tokens) > finalSpecial || before != nil && len(a.tokens)+len(before.tokens) > finalLimit {
 		return
 	}
 	for i, t := range a.tokens {

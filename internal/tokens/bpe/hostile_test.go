@@ -2,10 +2,12 @@ package bpe
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 )
 
@@ -56,6 +58,37 @@ func TestANormalizerThatMultipliesIsEnded(t *testing.T) {
 		n := allocated(func() { _, err = tok.Encode(nil, "a", false) })
 		if !errors.Is(err, ErrLimit) || n > 100<<20 {
 			t.Errorf("%s: got %v and %d bytes allocated, want ErrLimit and at most 100 MiB", name, err, n)
+		}
+	}
+}
+
+// TestManyAddedTokensLoadInLinearTime: multimodal models have tens of thousands, and a file may have more.
+func TestManyAddedTokensLoadInLinearTime(t *testing.T) {
+	if raceDetector {
+		t.Skip("measures time")
+	}
+	load := func(n, rounds int, special bool) time.Duration {
+		var list strings.Builder
+		for i := range n {
+			fmt.Fprintf(&list, `,{"id":%d,"content":"<t%d>","special":%v}`, 300+i, i, special)
+		}
+		text := tinyByteLevel(`"added_tokens":[]`, `"added_tokens":[`+list.String()[1:]+`]`)
+		fastest := time.Hour
+		for range rounds {
+			start := time.Now()
+			tok, err := loadText(text, nil)
+			fastest = min(fastest, time.Since(start))
+			if err != nil || len(tok.AddedTokens()) != n {
+				t.Fatalf("got %v, want %d added tokens", err, n)
+			}
+		}
+		return fastest
+	}
+	for _, special := range []bool{false, true} {
+		few, many := load(10_000, 3, special), load(160_000, 1, special)
+		t.Logf("special %v: 10,000 in %v, 160,000 in %v", special, few, many)
+		if many > 128*few {
+			t.Errorf("special %v: 160,000 added tokens took %v, 10,000 %v: want about 16 times", special, many, few)
 		}
 	}
 }
