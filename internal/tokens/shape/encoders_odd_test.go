@@ -58,6 +58,7 @@ func TestOddBodies(t *testing.T) {
 		{harmony, body.Responses, `{"max_output_tokens":99999,"input":"a"}`, refused}, {v4, body.Chat, `{"max_tokens":99999,"messages":[` + user + `]}`, refused},
 		{mistral, body.Completions, `{"prompt":"\ud800"}`, unknown}, {mistral, body.Responses, `{"input":"a","instructions":"\ud800"}`, unknown},
 		{mistral, body.Messages, named + `"tool_choice":{"type":"tool","name":"g"}}`, named + `"tool_choice":{"type":"auto"}}`}, {v4, body.Messages, named + `"tool_choice":{"type":"tool","name":"g"}}`, refused},
+		{"inkling", body.Messages, named + `"tool_choice":{"type":"tool","name":"g"}}`, named + `"tool_choice":{"type":"auto"}}`},
 		{harmony, body.Tokenize, `{"continue_final_message":true,"messages":[` + user + `]}`, refused},
 		{v4, body.Chat, chat + `{"role":"assistant","content":null,"function_call":{"id":"a"}},` + user + `]}`, refused},
 		{v4, body.Chat, chat + `{"role":"assistant","content":null,"function_call":{"name":"f","arguments":""}},` + user + `]}`, chat + `{"role":"assistant","content":null},` + user + `]}`},

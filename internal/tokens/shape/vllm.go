@@ -183,7 +183,7 @@ func (m *Model) vllmTools(in input, tokenize bool) (tools []jinja.Value, have bo
 	if isText {
 		return tools, true, m.vllmToolChoice(name)
 	}
-	if in.origin == body.Messages && m.encodes(encoders.Original) { // the tool parser compares the names, which Mistral's models do without
+	if in.origin == body.Messages && (m.encodes(encoders.Original) || m.encoder != nil && m.encoder.Traits().Name == "inkling") { // their tool parsers compare no names
 		return tools, true, nil
 	}
 	return tools, true, m.vllmNamedTool(choice, tools)
