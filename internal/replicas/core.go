@@ -43,7 +43,8 @@ const (
 	maxHeld     = 4096    // messages held while a state of one replica is on its way
 	maxHeldSize = 32 << 20
 	maxAllHeld  = 2 * maxHeldSize
-	maxBatch    = 4096    // changes to be sent
+	maxBatch    = 4096    // changes to be sent; messages of others have at most twice as many
+	maxSteps    = 2048    // bookings of a state that are installed while the lock is held
 	maxDrops    = 1 << 15 // copies, above which the other silent replicas are dropped at the next tick
 )
 
@@ -288,6 +289,7 @@ func (c *Core) Tick(now time.Duration) {
 		c.beat = now
 		c.heartbeat()
 	}
+	c.Continue(now)
 	if c.retry {
 		c.retry = false
 		c.applyMissing(now)

@@ -592,6 +592,8 @@ func TestReplicasThatAreMadeUpShareABound(t *testing.T) {
 	send := func(id string, m *message) {
 		m.Version, m.Replica, m.Clock = 1, id, clock
 		b.Receive(now, m, "")
+		for b.Continue(0) {
+		}
 	}
 	const each = 4096
 	for i := range uint64(maxCopies/each + 2) {
@@ -640,6 +642,8 @@ func TestReplicasThatFallSilentTogether(t *testing.T) {
 			send := func(m *message) {
 				m.Version, m.Replica, m.Clock = 1, fmt.Sprint("x", i), clock
 				b.Receive(0, m, "")
+				for b.Continue(0) {
+				}
 			}
 			send(&message{})
 			m := &message{StatePart: &kvlanev1.ReplicaStatePart{Id: b.peers[fmt.Sprint("x", i)].request, Parts: 1},
@@ -1171,7 +1175,7 @@ func TestHeldMessagesAreBounded(t *testing.T) {
 	size := proto.Size(m)
 	for n := 1; n <= 4; n++ {
 		m.Seq, m.Number = m.GetSeq()+1, p.number+1
-		b.Receive(0, recode(t, m), "")
+		b.Receive(0, proto.CloneOf(m), "")
 		if got := len(p.held) * size; got > maxHeldSize {
 			t.Errorf("after %d messages: got %d bytes held, want at most %d", n, got, maxHeldSize)
 		}
@@ -1196,7 +1200,7 @@ func TestHeldMessagesAreBounded(t *testing.T) {
 	clear(b.peers)
 	p.held, p.heldSize = nil, 0
 	short := &message{Version: 1, Replica: "a", Progress: slices.Repeat([]*kvlanev1.ReplicaProgress{{}}, 1<<17)} // two bytes each
-	for b.hold(p, recode(t, short)) {
+	for b.hold(p, proto.CloneOf(short)) {
 		if len(p.held)*len(short.GetProgress())*int(unsafe.Sizeof(kvlanev1.ReplicaProgress{})) > maxHeldSize {
 			t.Fatalf("got %d messages of %d bytes held, which take more than %d decoded", len(p.held), proto.Size(short), maxHeldSize)
 		}

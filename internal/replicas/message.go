@@ -37,7 +37,7 @@ func Parse(data []byte) (*kvlanev1.ReplicaMessage, error) {
 	if err := proto.Unmarshal(data, m); err != nil {
 		return nil, err
 	}
-	ok := m.GetVersion() >= 1 && m.GetReplica() != "" && len(m.GetReplica()) <= maxID && m.GetClock() < 1<<62
+	ok := numChanges(m) <= 2*maxBatch && m.GetVersion() >= 1 && m.GetReplica() != "" && len(m.GetReplica()) <= maxID && m.GetClock() < 1<<62
 	n := uint32(len(m.GetTargets()))
 	for _, t := range m.GetTargets() {
 		ok = ok && t.GetWorker() != "" && len(t.GetWorker()) <= maxWorker && t.GetRank() <= 1<<30

@@ -243,6 +243,9 @@ func (n *Node) receive(msg *nats.Msg) {
 			p.ahead = max(-delay, 0)
 		}
 	})
+	for more := m.GetStatePart() != nil; more; { // decisions have the lock between
+		n.o.Update(func(_ *routing.Router, now time.Duration) { more = n.core.Continue(now) })
+	}
 	if m.GetSent() != 0 && n.o.Delay != nil {
 		n.o.Delay.Observe(max(delay, 0).Seconds())
 	}

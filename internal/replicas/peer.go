@@ -47,6 +47,11 @@ type peer struct {
 	asked    time.Duration
 	next     uint32 // part
 	incoming map[routing.ReservationID]routing.Booking
+	order    []routing.ReservationID // of incoming, as they arrived
+	// last is the last part of a state that is being installed, nil if none is. steps are the bookings that have to be
+	// released, or copied if they are incoming.
+	last     *kvlanev1.ReplicaMessage
+	steps    []routing.ReservationID
 	held     []*kvlanev1.ReplicaMessage
 	heldSize int // in bytes, decoded
 }
@@ -54,11 +59,15 @@ type peer struct {
 // entrySize bounds what an entry of a message, of which a sender may make two bytes, takes once it is decoded.
 const entrySize = 160
 
+func sizeDecoded(m *kvlanev1.ReplicaMessage) int {
+	entries := len(m.GetTargets()) + len(m.GetBooked()) + len(m.GetProgress()) + len(m.GetConversations())
+	return proto.Size(m) + entrySize*entries + 8*len(m.GetReleased())
+}
+
 // hold keeps a message until the state has arrived. Beyond the bounds it drops all held messages of the
 // replica and returns false: the state has to be requested again.
 func (c *Core) hold(p *peer, m *kvlanev1.ReplicaMessage) bool {
-	entries := len(m.GetTargets()) + len(m.GetBooked()) + len(m.GetProgress()) + len(m.GetConversations())
-	p.heldSize += proto.Size(m) + entrySize*entries + 8*len(m.GetReleased())
+	p.heldSize += sizeDecoded(m)
 	all := 0
 	for _, q := range c.peers {
 		all += q.heldSize
@@ -78,10 +87,7 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 	}
 	c.stats.Received++
 	c.clock = max(c.clock, m.GetClock())
-	c.free = maxCopies
-	for _, p := range c.peers {
-		c.free -= len(p.ledger) + len(p.incoming)
-	}
+	c.count()
 	p := c.peers[m.GetReplica()]
 	if m.GetStatePart() != nil {
 		c.part(now, p, m)
@@ -135,6 +141,14 @@ func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply stri
 	}
 }
 
+// count sets how many bookings may still be copied.
+func (c *Core) count() {
+	c.free = maxCopies
+	for _, p := range c.peers {
+		c.free -= len(p.ledger) + len(p.incoming)
+	}
+}
+
 // room reports whether there is room for another replica. If the table is full, the one that has
 // been gone for longest makes room.
 func (c *Core) room() bool {
@@ -169,16 +183,23 @@ func (c *Core) plausible(now time.Duration, m *kvlanev1.ReplicaMessage) bool {
 	return false
 }
 
-func hasChanges(m *kvlanev1.ReplicaMessage) bool {
-	return len(m.GetBooked())+len(m.GetProgress())+len(m.GetReleased())+len(m.GetConversations()) > 0
+func hasChanges(m *kvlanev1.ReplicaMessage) bool { return numChanges(m) > 0 }
+
+func numChanges(m *kvlanev1.ReplicaMessage) int {
+	return len(m.GetBooked()) + len(m.GetProgress()) + len(m.GetReleased()) + len(m.GetConversations())
 }
 
 func (c *Core) changes(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
+	if p.request == 0 {
+		c.next(now, p, m)
+	} else if !c.hold(p, m) {
+		c.ask(now, p)
+	}
+}
+
+// next applies changes if they follow on what is known, and asks for the state if not.
+func (c *Core) next(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	switch {
-	case p.request != 0:
-		if !c.hold(p, m) {
-			c.ask(now, p)
-		}
 	case m.GetSeq() <= p.seq:
 		c.stats.Duplicates++
 	case m.GetSeq() == p.seq+1:
@@ -209,6 +230,7 @@ func (c *Core) compare(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 func (c *Core) ask(now time.Duration, p *peer) {
 	c.requests++
 	p.request, p.asked, p.next, p.incoming = c.requests, now, 0, map[routing.ReservationID]routing.Booking{}
+	p.order, p.steps, p.last = nil, nil, nil
 	c.tell(p.id, &kvlanev1.ReplicaMessage{StateRequest: &kvlanev1.ReplicaStateRequest{Id: p.request, Since: p.clock}})
 	c.wake()
 }
@@ -281,7 +303,7 @@ func (c *Core) writePart(w *writer, own []routing.Booking, uses [numLegs][]use, 
 // make the request fail, and it is repeated.
 func (c *Core) part(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	s := m.GetStatePart()
-	if p == nil || p.request == 0 || s.GetId() != p.request || s.GetPart() < p.next {
+	if p == nil || p.request == 0 || s.GetId() != p.request || s.GetPart() < p.next || p.last != nil {
 		c.stats.Duplicates++
 		return
 	}
@@ -296,7 +318,11 @@ func (c *Core) part(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	for _, b := range m.GetBooked() {
 		if len(p.incoming) < maxBookings && c.free > 0 {
 			c.free--
-			p.incoming[routing.ReservationID(b.GetId())] = bookingOf(m, b)
+			id := routing.ReservationID(b.GetId())
+			if _, known := p.incoming[id]; !known {
+				p.order = append(p.order, id)
+			}
+			p.incoming[id] = bookingOf(m, b)
 		}
 	}
 	for _, v := range m.GetConversations() {
@@ -307,26 +333,65 @@ func (c *Core) part(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	}
 }
 
-// install replaces the copies of a replica's bookings by its state.
+// install begins to replace the copies of a replica's bookings by its state.
 func (c *Core) install(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	for id := range p.ledger {
 		if _, ok := p.incoming[id]; !ok {
-			c.release(now, p, id, true)
+			p.steps = append(p.steps, id)
 		}
 	}
-	c.free = max(c.free, 0) + len(p.incoming)
-	p.full = len(p.incoming) >= maxBookings || c.free <= len(p.incoming)
-	for _, b := range slices.SortedFunc(maps.Values(p.incoming), byID) {
+	p.steps, p.last = append(p.steps, p.order...), m
+	p.full = len(p.incoming) >= maxBookings || c.free <= 0
+	c.proceed(now, p)
+}
+
+// Continue goes on with a state that has arrived, so that the lock is held for a short time: others may have it between
+// the calls. It reports whether there is more to do. Tick calls it, too.
+func (c *Core) Continue(now time.Duration) (more bool) {
+	for _, p := range c.peersInOrder() {
+		if p.last != nil {
+			c.count()
+			c.proceed(now, p)
+			return true
+		}
+	}
+	return false
+}
+
+// proceed installs up to maxSteps bookings of a state. After all of them it applies the changes that were held, one
+// message at least.
+func (c *Core) proceed(now time.Duration, p *peer) {
+	p.asked = now
+	n := min(len(p.steps), maxSteps)
+	for _, id := range p.steps[:n] {
+		b, ok := p.incoming[id]
+		if !ok {
+			c.release(now, p, id, true)
+			continue
+		}
+		delete(p.incoming, id)
+		c.free = max(c.free, 0) + 1
 		c.book(now, p, b)
 	}
-	p.request, p.incoming = 0, nil
-	p.live, p.seq, p.clock, c.changed = true, m.GetSeq(), m.GetClock(), now
-	held := p.held
-	p.held, p.heldSize = nil, 0
-	slices.SortStableFunc(held, func(a, b *kvlanev1.ReplicaMessage) int { return cmp.Compare(a.GetSeq(), b.GetSeq()) })
-	for _, m := range held {
-		c.changes(now, p, m)
+	if p.steps = p.steps[n:]; len(p.steps) > 0 {
+		return
 	}
+	if p.incoming != nil {
+		p.incoming, p.order = nil, nil
+		p.live, p.seq, p.clock, c.changed = true, p.last.GetSeq(), p.last.GetClock(), now
+		slices.SortStableFunc(p.held, func(a, b *kvlanev1.ReplicaMessage) int { return cmp.Compare(a.GetSeq(), b.GetSeq()) })
+	}
+	for len(p.held) > 0 {
+		if n >= maxSteps {
+			return
+		}
+		m := p.held[0]
+		p.held, p.heldSize, n = p.held[1:], p.heldSize-sizeDecoded(m), n+numChanges(m)
+		if c.next(now, p, m); p.last == nil {
+			return // the state was asked for again
+		}
+	}
+	p.request, p.last, p.held = 0, nil, nil
 }
 
 func byID(a, b routing.Booking) int { return cmp.Compare(a.ID, b.ID) }

@@ -139,7 +139,7 @@ func TestLargeBatchesTakeTurns(t *testing.T) {
 	arrived, letGo := make(chan string), make(chan struct{})
 	flooded(t, arrived, letGo, 1, map[string]int{"many": 2 << 20, "few": 2 << 20}, 6)
 	// One large batch is in Apply; all others wait for the place.
-	holder := strings.Split(<-arrived, "/")[0]
+	holder, _, _ := strings.Cut(<-arrived, "/")
 	select {
 	case other := <-arrived:
 		t.Fatalf("got a large batch of %s handled beside that of %s", other, holder)
@@ -154,7 +154,7 @@ func TestLargeBatchesTakeTurns(t *testing.T) {
 	const batch = (2<<20)/9/maxPart + 1 // pieces
 	for turns, run, last := 0, 0, holder; turns < 6; {
 		letGo <- struct{}{}
-		if worker := strings.Split(<-arrived, "/")[0]; worker != last {
+		if worker, _, _ := strings.Cut(<-arrived, "/"); worker != last {
 			turns, run, last = turns+1, 0, worker
 		}
 		if run++; run > batch && turns > 0 {
