@@ -17,13 +17,25 @@ var (
 	goroutineFrame = regexp.MustCompile(`(?m)^#\t0x[0-9a-f]+\t(\S+?)\+0x`)
 )
 
+// profile asks Kvlane for a profile, again for some seconds: its port may have all the connections that it takes of this host.
+func (b *bed) profile(name string) *http.Response {
+	b.t.Helper()
+	for tries := 1; ; tries++ {
+		resp, err := http.Get("http://" + b.admin + "/debug/pprof/" + name)
+		if err == nil {
+			return resp
+		}
+		if tries == 20 {
+			b.t.Fatal(err)
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
+}
+
 // goroutines counts Kvlane's goroutines by their start function.
 func (b *bed) goroutines() map[string]int {
 	b.t.Helper()
-	resp, err := http.Get("http://" + b.admin + "/debug/pprof/goroutine?debug=1")
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	resp := b.profile("goroutine?debug=1")
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
