@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83754
+	totalLimit = 83758
 	totalGoal  = 62000
 )
 
@@ -38,7 +38,7 @@ var rooms = []struct {
 	{"fleet", 4730, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1657, 1300, []string{"internal/observe"}},
 	{"decide", 3165, 1700, []string{"internal/decide"}},
-	{"replicas", 2560, 2200, []string{"internal/replicas"}},
+	{"replicas", 2564, 2200, []string{"internal/replicas"}},
 	{"lab", 11649, 11700, []string{"internal/lab"}},
 	{"rim", 9131, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",

@@ -37,7 +37,7 @@ func Parse(data []byte) (*kvlanev1.ReplicaMessage, error) {
 	if err := proto.Unmarshal(data, m); err != nil {
 		return nil, err
 	}
-	ok := numChanges(m) <= 2*maxBatch && m.GetVersion() >= 1 && m.GetReplica() != "" && len(m.GetReplica()) <= maxID && m.GetClock() < 1<<62
+	ok := isNamed(m) && numChanges(m) <= 2*maxBatch && m.GetClock() < 1<<62
 	n := uint32(len(m.GetTargets()))
 	for _, t := range m.GetTargets() {
 		ok = ok && t.GetWorker() != "" && len(t.GetWorker()) <= maxWorker && t.GetRank() <= 1<<30
@@ -56,6 +56,10 @@ func Parse(data []byte) (*kvlanev1.ReplicaMessage, error) {
 		return nil, errors.New("not a message of a replica")
 	}
 	return m, nil
+}
+
+func isNamed(m *kvlanev1.ReplicaMessage) bool {
+	return m.GetVersion() >= 1 && m.GetReplica() != "" && len(m.GetReplica()) <= maxID
 }
 
 // Phases of Booking.Phase.
