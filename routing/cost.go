@@ -10,6 +10,9 @@ import (
 // up to 64 tokens, the last one seldom full. With more than batch requests above the least loaded target, decoding costs too.
 const shortPrompt, repeated, batch = 256, 64, 128
 
+// crowdedAt is the load of the least loaded target, in tokens, at which a miss costs all of Cost.Miss again.
+const crowdedAt = 200_000
+
 // gate reports whether overlaps count: the best one must be strictly above the threshold.
 func (d *decision) gate() bool {
 	g := &d.req.policy.Gate
@@ -36,6 +39,14 @@ func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 	missPrice := w.Miss * (1 - d.returning/2)
 	if d.returning > 0 {
 		d.ex.sayf("cost", "a miss costs %.1f: %.0f %% of the requests continue a conversation", missPrice, 50*(1+d.returning/d.req.policy.Returning))
+	}
+	if d.floor < 1 {
+		least := math.Inf(1)
+		for i := range cands {
+			least = min(least, (w.Queue*float64(cands[i].queue)+w.Active*float64(cands[i].active))/cands[i].speed)
+		}
+		missPrice *= min(d.floor+least/crowdedAt, 1)
+		d.ex.sayf("cost", "a miss costs %.1f: few requests continue a conversation, the least load is %.0f tokens", missPrice, least)
 	}
 	requestPrice, spared, cheap := w.Active+w.ActiveShare*prompt, 0.0, 0.0
 	if affinity && w.Repeat < 1 && d.q.PromptTokens > shortPrompt && d.q.PromptTokens-d.bestOverlap <= repeated {

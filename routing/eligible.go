@@ -77,9 +77,12 @@ func (d *decision) eligible() {
 		}
 	}
 	r.cands = d.cands
-	d.returning = 0
+	d.returning, d.floor = 0, 1
 	if d.q.Conversation != "" {
 		d.returning = d.req.policy.Returning * min(max(4*d.out.models.returning[d.req.leg]-2, 0), 1)
+		if !slices.ContainsFunc(r.overlaps, func(o Overlap) bool { return o.Speculative > 0 }) {
+			d.floor = 1 - (1-d.req.policy.Cost.OneShot)*min(max(4*d.out.models.alone[d.req.leg]-2, 0), 1)
+		}
 	}
 	if d.req.zone != "" {
 		d.preferZone()

@@ -16,7 +16,7 @@ var tierCredits = [kvindex.NumTiers]float64{kvindex.Device: 1, kvindex.Host: 0.9
 
 // neutral has every stage off, costs nothing and breaks ties at random.
 func neutral() Policy {
-	cost := Cost{Tiers: tierCredits, Speculative: 1, Repeat: 1}
+	cost := Cost{Tiers: tierCredits, Speculative: 1, Repeat: 1, OneShot: 1}
 	return Policy{
 		Level:      Flat,
 		Sticky:     Sticky{Mode: StickyOff, MatchThreshold: 0.75},
@@ -34,7 +34,7 @@ func neutral() Policy {
 func kvAware() Policy {
 	p := neutral()
 	p.FirstTurn = FirstTurn{Placement: PlaceNear, Slack: 8192, MaxOverlap: 0.5, WithoutID: true}
-	p.Cost.Miss, p.Cost.Queue, p.Cost.Active, p.Cost.Repeat = 6, 1, 1000, 0.25
+	p.Cost.Miss, p.Cost.Queue, p.Cost.Active, p.Cost.Repeat, p.Cost.OneShot = 6, 1, 1000, 0.25, 0.15
 	p.Pick.Then = ThenQueue
 	p.Returning = 1
 	return p

@@ -420,11 +420,11 @@ func TestPlansOfEarlierVersions(t *testing.T) {
 	}
 }
 
-// A decision that was recorded before there was cost.repeat is the same one again, and 0 is kept.
+// A decision that was recorded before there were cost.repeat and cost.one_shot is the same one again, and 0 is kept.
 func TestDecisionsWithoutRepeat(t *testing.T) {
 	for _, repeat := range []float64{1, 0} {
 		cfg := DefaultConfig()
-		cfg.Policy.Cost.Repeat = repeat
+		cfg.Policy.Cost.Repeat, cfg.Policy.Cost.OneShot = repeat, repeat
 		r, err := New(cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -448,12 +448,13 @@ func TestDecisionsWithoutRepeat(t *testing.T) {
 		}
 		if repeat == 1 {
 			text = bytes.ReplaceAll(text, []byte(`,"repeat":1`), nil)
+			text = bytes.ReplaceAll(text, []byte(`,"one_shot":1`), nil)
 		}
 		var read Decision
-		if err := json.Unmarshal(text, &read); err != nil || strings.Contains(string(text), `"repeat":1`) && repeat == 1 {
+		if err := json.Unmarshal(text, &read); err != nil || repeat == 1 && (bytes.Contains(text, []byte(`"repeat":1`)) || bytes.Contains(text, []byte(`"one_shot":1`))) {
 			t.Fatal(err)
 		}
-		if plan, _, err := read.Rerun(); err != nil || plan != d.Plan || read.State.Config.Policy.Cost.Repeat != repeat {
+		if plan, _, err := read.Rerun(); err != nil || plan != d.Plan || read.State.Config.Policy.Cost != cfg.Policy.Cost {
 			t.Errorf("repeat %v: got %+v, %v, want %+v", repeat, plan, err, d.Plan)
 		}
 	}

@@ -73,6 +73,7 @@ type PoolState struct {
 	Rotation [numLegs]uint32 `json:"rotation"`
 	// Returning is the share of requests that continue a known conversation.
 	Returning [numLegs]float64 `json:"returning"`
+	Alone     [numLegs]float64 `json:"alone,omitzero"`
 	Paces     paces            `json:"paces,omitzero"`
 	// Live is the tokens of the programs that have begun.
 	Live int64 `json:"live,omitempty"`
@@ -118,9 +119,9 @@ func (r *Router) export(q *Query) *State {
 		}
 		s.Targets = append(s.Targets, ts)
 	}
-	s.Pools = append(s.Pools, PoolState{"", r.anyModel.cursor, r.anyModel.starts, r.anyModel.rotation, r.anyModel.returning, r.anyModel.paces, r.anyModel.live})
+	s.Pools = append(s.Pools, PoolState{"", r.anyModel.cursor, r.anyModel.starts, r.anyModel.rotation, r.anyModel.returning, r.anyModel.alone, r.anyModel.paces, r.anyModel.live})
 	for model, p := range r.models {
-		s.Pools = append(s.Pools, PoolState{model, p.cursor, p.starts, p.rotation, p.returning, p.paces, p.live})
+		s.Pools = append(s.Pools, PoolState{model, p.cursor, p.starts, p.rotation, p.returning, p.alone, p.paces, p.live})
 	}
 	sort.Slice(s.Pools, func(i, j int) bool { return s.Pools[i].Model < s.Pools[j].Model })
 	for i := range r.ledger.slab {
@@ -248,7 +249,8 @@ func importState(s *State) (*Router, error) {
 		if p == nil {
 			return nil, fmt.Errorf("import: model %q has no target", ps.Model)
 		}
-		p.cursor, p.starts, p.rotation, p.returning, p.paces, p.live = ps.Cursor, ps.Starts, ps.Rotation, ps.Returning, ps.Paces, ps.Live
+		p.cursor, p.starts, p.rotation, p.paces, p.live = ps.Cursor, ps.Starts, ps.Rotation, ps.Paces, ps.Live
+		p.returning, p.alone = ps.Returning, ps.Alone
 	}
 	if s.Begun != (Key{}) {
 		r.programs.begin(programKey{s.Begun, r.poolOf(s.BegunModel)}, 0, false)
@@ -354,10 +356,10 @@ func (p *Plan) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// UnmarshalJSON reads what earlier versions wrote, which had no Repeat: all requests cost the same.
+// UnmarshalJSON reads what earlier versions wrote, which had no Repeat and no OneShot: all requests and misses cost the same.
 func (c *Cost) UnmarshalJSON(text []byte) error {
 	type plain Cost
-	c.Repeat = cmp.Or(c.Repeat, 1)
+	c.Repeat, c.OneShot = cmp.Or(c.Repeat, 1), cmp.Or(c.OneShot, 1)
 	return strict(text, (*plain)(c))
 }
 

@@ -129,7 +129,9 @@ type pool struct {
 	// returning is the share of turns whose conversation was known, a moving mean over about
 	// returningOver of those that conversations.countTurn counts, per leg.
 	returning [numLegs]float64
-	paces     paces
+	// alone is the share of the other turns among them. Both begin at 0, so neither is high before enough turns were seen.
+	alone [numLegs]float64
+	paces paces
 	// live is the tokens of the live programs.
 	live int64
 }
@@ -148,6 +150,7 @@ const returningOver = 512
 func (p *pool) count(leg int, turn uint8) {
 	if turn != 0 {
 		p.returning[leg] += (float64(turn-1) - p.returning[leg]) / returningOver
+		p.alone[leg] += (float64(2-turn) - p.alone[leg]) / returningOver
 	}
 }
 

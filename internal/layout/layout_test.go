@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83758
+	totalLimit = 83786
 	totalGoal  = 62000
 )
 
@@ -33,7 +33,7 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 22030, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 22058, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28836, 22000, []string{"internal/tokens"}},
 	{"fleet", 4730, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1657, 1300, []string{"internal/observe"}},
