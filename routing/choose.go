@@ -72,7 +72,7 @@ type decision struct {
 	softCap    int64
 	// returning is Policy.Returning's r.
 	returning float64
-	// floor is the least part of a miss that counts: see Cost.OneShot.
+	// floor is the least part of Cost.Miss that a miss costs, less than 1 with Cost.OneShot.
 	floor float64
 	// unmet is set if the request is held because no target meets Query.TTFT.
 	unmet bool

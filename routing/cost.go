@@ -8,10 +8,8 @@ import (
 
 // A prompt of more than shortPrompt tokens counts as computed before if a target holds all but repeated of them: blocks have
 // up to 64 tokens, the last one seldom full. With more than batch requests above the least loaded target, decoding costs too.
-const shortPrompt, repeated, batch = 256, 64, 128
-
 // crowdedAt is the load of the least loaded target, in tokens, at which a miss costs all of Cost.Miss again.
-const crowdedAt = 200_000
+const shortPrompt, repeated, batch, crowdedAt = 256, 64, 128, 200_000
 
 // gate reports whether overlaps count: the best one must be strictly above the threshold.
 func (d *decision) gate() bool {

@@ -80,8 +80,9 @@ func (d *decision) eligible() {
 	d.returning, d.floor = 0, 1
 	if d.q.Conversation != "" {
 		d.returning = d.req.policy.Returning * min(max(4*d.out.models.returning[d.req.leg]-2, 0), 1)
-		if !slices.ContainsFunc(r.overlaps, func(o Overlap) bool { return o.Speculative > 0 }) {
-			d.floor = 1 - (1-d.req.policy.Cost.OneShot)*min(max(4*d.out.models.alone[d.req.leg]-2, 0), 1)
+		alone := min(4*d.out.models.alone[d.req.leg]-2, 1)
+		if alone > 0 && !slices.ContainsFunc(r.overlaps, func(o Overlap) bool { return o.Speculative > 0 }) {
+			d.floor = 1 - (1-d.req.policy.Cost.OneShot)*alone
 		}
 	}
 	if d.req.zone != "" {

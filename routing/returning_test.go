@@ -136,6 +136,9 @@ func TestTheShareOfReturningConversations(t *testing.T) {
 			} else if share != same.anyModel.returning[mainLeg] {
 				t.Errorf("got the share %v after an import, want %v", share, same.anyModel.returning[mainLeg])
 			}
+			if alone, want := r.anyModel.alone[mainLeg], same.anyModel.alone[mainLeg]; alone != want {
+				t.Errorf("got the share %v of first turns after an import, want %v", alone, want)
+			}
 		})
 	}
 }

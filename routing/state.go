@@ -71,7 +71,7 @@ type PoolState struct {
 	Cursor   [numLegs]int32  `json:"cursor"`
 	Starts   [numLegs]starts `json:"starts,omitzero"`
 	Rotation [numLegs]uint32 `json:"rotation"`
-	// Returning is the share of requests that continue a known conversation.
+	// Returning is the share of requests that continue a known conversation, Alone that of those that begin one.
 	Returning [numLegs]float64 `json:"returning"`
 	Alone     [numLegs]float64 `json:"alone,omitzero"`
 	Paces     paces            `json:"paces,omitzero"`

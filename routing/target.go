@@ -129,7 +129,7 @@ type pool struct {
 	// returning is the share of turns whose conversation was known, a moving mean over about
 	// returningOver of those that conversations.countTurn counts, per leg.
 	returning [numLegs]float64
-	// alone is the share of the other turns among them. Both begin at 0, so neither is high before enough turns were seen.
+	// alone is the share of the turns that begin a conversation. Both are 0 at first: neither is high before enough turns were seen.
 	alone [numLegs]float64
 	paces paces
 	// live is the tokens of the live programs.

@@ -55,7 +55,10 @@ func runDemo(ctx context.Context, io streams, args []string) error {
 	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
-	*engines = cmp.Or(*engines, map[bool]int{false: 2, true: 4}[*pd])
+	if *engines == 0 && *pd {
+		*engines = 4
+	}
+	*engines = cmp.Or(*engines, 2)
 	if *pd && *engines < 2 {
 		return usageError{"--pd needs --engines of at least 2"}
 	}

@@ -197,7 +197,10 @@ func runTop(ctx context.Context, io streams, args []string) error {
 	if *every < 100*time.Millisecond || *n < 1 {
 		return usageError{"--every must be 100ms or more, --n 1 or more"}
 	}
-	home := map[bool]string{true: "\x1b[H\x1b[2J"}[observe.Terminal(io.out)]
+	home := ""
+	if observe.Terminal(io.out) {
+		home = "\x1b[H\x1b[2J"
+	}
 	tick := time.NewTicker(*every)
 	defer tick.Stop()
 	last := -1.0
