@@ -35,7 +35,7 @@ func runCheck(ctx context.Context, io streams, args []string) error {
 	if show == nil {
 		return usageError{fmt.Sprintf("--output %q is not one of text, json, github", *output)}
 	}
-	text, err := os.ReadFile(*file)
+	text, err := config.ReadFile(*file)
 	if *file == "-" {
 		*file = "standard input"
 		text, err = stdio.ReadAll(io.in)

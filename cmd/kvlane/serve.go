@@ -69,7 +69,7 @@ func runServe(ctx context.Context, io streams, args []string) error {
 		return err
 	}
 	a.file = cmp.Or(a.file, f.Arg(0))
-	text, _ := os.ReadFile(a.file) // load reports the error
+	text, _ := config.ReadFile(a.file) // load reports the error
 	watch := config.WatchFile(a.file, text)
 	c, warnings, err := a.load()
 	if err != nil {
@@ -429,8 +429,8 @@ func (s *service) warnings() (list []observe.Warning) {
 	if err := s.rejected.Load(); err != nil {
 		list = append(list, observe.Warning{Reason: "config_rejected", Text: "the configuration on disk is rejected, the running one stays: " + observe.ClipTo((*err).Error(), observe.MaxText)})
 	}
-	if why := s.config.Load().Expired(); why != "" {
-		list = append(list, observe.Warning{Reason: "certificate", Text: fmt.Sprintf("listen.cert_file %s: an Envoy that verifies it goes on without Kvlane", why)})
+	for _, why := range s.config.Load().Listen.Outdated() {
+		list = append(list, observe.Warning{Reason: "certificate", Text: why})
 	}
 	if file := s.config.Load().Admin.TokenFile; file != "" {
 		if _, err := os.ReadFile(file); err != nil {

@@ -252,7 +252,7 @@ func TestSectionsAreBounded(t *testing.T) {
 		"equal keys":        {strings.Repeat("a: 1\n", 200_000), true},
 		"labels":            {worker + keys(200_000, "    k%d: x\n"), true},
 		"quoted":            {worker + keys(200_000, "    'k%d': x\n"), true},
-		"with comments":     {worker + keys(200_000, "    k%d: x # y\n# z\n"), true},
+		"with comments":     {worker + keys(150_000, "    k%d: x # y\n# z\n"), true},
 		"with sections":     {keys(20_000, "k%d:\n  a: 1\n  b:\n  - 1\n"), true},
 		"as many as may be": {worker + keys(maxKeys, "    k%d: x\n"), false},
 		"one more":          {worker + keys(maxKeys+1, "    k%d: x\n"), true},

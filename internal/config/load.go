@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"reflect"
 	"regexp"
 	"slices"
@@ -22,7 +21,7 @@ import (
 // Load reads and validates a file. Warnings are about renamed keys and valid settings that are probably a mistake. The error is
 // a ProblemsError if the file could be read.
 func Load(file string) (c *Config, warnings []Problem, err error) {
-	text, err := os.ReadFile(file)
+	text, err := ReadFile(file)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read configuration: %w", err)
 	}
@@ -63,7 +62,7 @@ func Inspect(file string, text []byte, running func(Admin) (text []byte, closed 
 	}
 	var listed []Worker
 	if c.Workers.File != "" {
-		text, err := os.ReadFile(c.Workers.File)
+		text, err := ReadFile(c.Workers.File)
 		if err != nil {
 			d.bad("workers.file", "%v", err)
 		} else if listed, err = ParseWorkers(c.Workers.File, text); err != nil {
@@ -127,6 +126,9 @@ func decodeFile(file string, text []byte, into any) (*decoder, error) {
 	d := &decoder{places: places{file, map[string]place{}}, anchors: map[string]ast.Node{}, meant: map[string]bool{}}
 	d.bad, d.note = d.reporter(&d.problems), d.reporter(&d.warnings)
 	text = bytes.TrimPrefix(text, []byte(byteOrderMark))
+	if len(text) > maxFile {
+		return nil, ProblemsError{{File: file, Message: fmt.Sprintf("has more than %d bytes", maxFile)}}
+	}
 	if p, ok := unreadable(text); !ok {
 		p.File = file
 		return nil, ProblemsError{p}

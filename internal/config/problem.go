@@ -3,7 +3,6 @@ package config
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 )
@@ -48,7 +47,7 @@ func (p ProblemsError) Error() string {
 // Place adds file and position to the problems of a ProblemsError that were found after the
 // file was read. It reads the file again. Other errors are returned unchanged.
 func Place(file string, err error) error {
-	text, unread := os.ReadFile(file)
+	text, unread := ReadFile(file)
 	problems, ok := errors.AsType[ProblemsError](err)
 	if unread != nil || !ok {
 		return err

@@ -92,12 +92,17 @@ func (c *Config) validateFiles(live bool, bad, missing, note report) {
 		if ca.file == "" {
 			continue
 		}
-		text, err := os.ReadFile(ca.file)
-		if err == nil && !x509.NewCertPool().AppendCertsFromPEM(text) {
-			err = errors.New("holds no certificate")
-		}
-		look(ca.path, ca.file, err)
+		look(ca.path, ca.file, authority(ca.file))
 	}
+}
+
+// authority is why a file is not one of certificate authorities.
+func authority(file string) error {
+	text, err := os.ReadFile(file)
+	if err == nil && !x509.NewCertPool().AppendCertsFromPEM(text) {
+		err = errors.New("holds no certificate")
+	}
+	return err
 }
 
 // outOfDate is why a certificate is not valid now, "" if it is.
@@ -111,13 +116,20 @@ func outOfDate(c *x509.Certificate, now time.Time) string {
 	return ""
 }
 
-// Expired is why listen.cert_file is not valid now, "" if it is or cannot be read.
-func (c *Config) Expired() string {
-	pair, err := tls.LoadX509KeyPair(c.Listen.CertFile, c.Listen.KeyFile)
-	if err != nil {
-		return ""
+// Outdated says which of the files were replaced by what cannot be loaded, or by a certificate that is not valid now.
+func (l *Listen) Outdated() (list []string) {
+	const kept = "is replaced by what cannot be loaded, the last good one is used"
+	if l.CertFile != "" {
+		if pair, err := tls.LoadX509KeyPair(l.CertFile, l.KeyFile); err != nil {
+			list = append(list, fmt.Sprintf("listen.cert_file with its key %s: %v", kept, err))
+		} else if why := outOfDate(pair.Leaf, time.Now()); why != "" {
+			list = append(list, fmt.Sprintf("listen.cert_file %s: an Envoy that verifies it goes on without Kvlane", why))
+		}
 	}
-	return outOfDate(pair.Leaf, time.Now())
+	if err := authority(l.ClientCA); l.ClientCA != "" && err != nil {
+		list = append(list, fmt.Sprintf("listen.client_ca_file %s: %v", kept, err))
+	}
+	return list
 }
 
 // validateFree reports addresses on which nothing can listen. Those of Envoy, which may be running

@@ -278,3 +278,34 @@ func TestLiveLooksForTheDefaultSocketsFolder(t *testing.T) {
 		}
 	}
 }
+
+// A certificate that is replaced by something else is said, as is one that is not valid now.
+func TestReplacedCertificatesAreSaid(t *testing.T) {
+	good, key := certificate(t, t.TempDir(), time.Hour)
+	old, oldKey := certificate(t, t.TempDir(), 48*time.Hour)
+	garbage := filepath.Join(t.TempDir(), "garbage.pem")
+	if err := os.WriteFile(garbage, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		listen Listen
+		want   []string
+	}{
+		{Listen{}, nil},
+		{Listen{CertFile: good, KeyFile: key, ClientCA: good}, nil},
+		{Listen{CertFile: old, KeyFile: oldKey}, []string{"listen.cert_file expired on "}},
+		{Listen{CertFile: good, KeyFile: oldKey}, []string{"does not match public key"}},
+		{Listen{CertFile: garbage, KeyFile: key}, []string{"listen.cert_file with its key is replaced by what cannot be loaded, the last good one is used: "}},
+		{Listen{CertFile: t.TempDir(), KeyFile: key, ClientCA: garbage}, []string{"is a directory", "listen.client_ca_file is replaced by what cannot be loaded, the last good one is used: holds no certificate"}},
+		{Listen{CertFile: good + ".gone", KeyFile: key, ClientCA: good + ".gone"}, []string{"no such file", "no such file"}},
+	} {
+		got := c.listen.Outdated()
+		ok := len(got) == len(c.want)
+		for i := 0; ok && i < len(got); i++ {
+			ok = strings.Contains(got[i], c.want[i])
+		}
+		if !ok {
+			t.Errorf("%+v: got %q, want %q", c.listen, got, c.want)
+		}
+	}
+}

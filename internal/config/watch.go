@@ -2,8 +2,22 @@ package config
 
 import (
 	"bytes"
+	"io"
 	"os"
 )
+
+// maxFile bounds a configuration and a workers file in bytes: the parser takes seconds for a MiB.
+const maxFile = 4 << 20
+
+// ReadFile is os.ReadFile for a file that this package parses. Of a longer one it returns enough for it to be refused.
+func ReadFile(file string) ([]byte, error) {
+	in, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	return io.ReadAll(io.LimitReader(in, maxFile+1))
+}
 
 // FileWatch notices that a file has changed. A content counts once it was read twice in a
 // row: a file that is just being written may be incomplete.
@@ -23,7 +37,7 @@ func WatchFile(file string, text []byte) *FileWatch {
 // Changed reads the file, and reports whether its content is new and complete. A file that
 // cannot be read counts as unchanged; the first failure in a row is the error.
 func (w *FileWatch) Changed() (text []byte, changed bool, err error) {
-	text, err = os.ReadFile(w.file)
+	text, err = ReadFile(w.file)
 	if before := w.Missing; err != nil {
 		if w.Missing = true; before {
 			err = nil

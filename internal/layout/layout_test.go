@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83786
+	totalLimit = 83817
 	totalGoal  = 62000
 )
 
@@ -35,12 +35,12 @@ var rooms = []struct {
 }{
 	{"heart", 22058, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28836, 22000, []string{"internal/tokens"}},
-	{"fleet", 4730, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4735, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1657, 1300, []string{"internal/observe"}},
 	{"decide", 3165, 1700, []string{"internal/decide"}},
 	{"replicas", 2564, 2200, []string{"internal/replicas"}},
 	{"lab", 11649, 11700, []string{"internal/lab"}},
-	{"rim", 9137, 6000, []string{
+	{"rim", 9164, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

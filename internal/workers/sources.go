@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,7 +33,7 @@ func entries(list []config.Worker) []Entry {
 // File lists the workers of a YAML file and follows its changes. The first read must
 // succeed; if a later one fails, this is logged and the list stays.
 func (r *Registry) File(path string) error {
-	text, err := os.ReadFile(path)
+	text, err := config.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("workers file: %w", err)
 	}

@@ -30,11 +30,8 @@ func InCluster() (Access, error) {
 	if errors.Is(err, rest.ErrNotInCluster) {
 		return Access{}, errors.New("not in a pod (KUBERNETES_SERVICE_HOST is not set): name a kubeconfig")
 	}
-	if err != nil {
-		return Access{}, fmt.Errorf("service account: %w", err)
-	}
-	namespace, err := os.ReadFile(namespaceFile)
-	if err != nil {
+	namespace, unread := os.ReadFile(namespaceFile)
+	if err = errors.Join(err, unread); err != nil {
 		return Access{}, fmt.Errorf("service account: %w", err)
 	}
 	return Access{Config: config, Namespace: strings.TrimSpace(string(namespace))}, nil
@@ -44,10 +41,10 @@ func InCluster() (Access, error) {
 func Kubeconfig(path string) (Access, error) {
 	file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}, &clientcmd.ConfigOverrides{})
 	config, err := file.ClientConfig()
-	if err != nil {
-		return Access{}, fmt.Errorf("kubeconfig %s: %w", path, err)
+	namespace := ""
+	if err == nil {
+		namespace, _, err = file.Namespace()
 	}
-	namespace, _, err := file.Namespace()
 	if err != nil {
 		return Access{}, fmt.Errorf("kubeconfig %s: %w", path, err)
 	}

@@ -4,6 +4,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/kvlane/kvlane/internal/observe"
 )
 
 // Only the fields that are read: the types of k8s.io/api would add 3.2 MB of code to the
@@ -93,7 +95,7 @@ func (p *podStatus) unready() string {
 			case c.Status == "True":
 				return ""
 			case c.Message != "":
-				return "pod not ready: " + c.Message
+				return "pod not ready: " + observe.ClipTo(c.Message, observe.MaxText)
 			}
 		}
 	}

@@ -417,21 +417,17 @@ func keepLast(list []workers.Entry) {
 
 // warn logs once which parts of a pod's description were ignored, or why the pod was left out.
 func (p *pool) warn(at endpoint, pod string, left, err error) {
-	text := ""
+	text, advice := "", "labels or annotations not understood"
 	if both := errors.Join(left, err); both != nil {
-		text = both.Error()
-	}
-	if p.warned[at] == text {
-		return
-	}
-	p.warned[at] = text
-	line := func(err error) *zerolog.Event { return p.log.Warn().Str("pod", pod).Int("port", at.port).Err(err) }
-	if left != nil {
-		line(left).Msg("labels or annotations not understood")
+		text = observe.ClipTo(both.Error(), observe.MaxText)
 	}
 	if err != nil {
-		line(err).Msg("left out: cannot be a worker")
+		advice = "left out: cannot be a worker"
 	}
+	if p.warned[at] != text && text != "" {
+		p.log.Warn().Str("pod", pod).Int("port", at.port).Str("error", text).Msg(advice)
+	}
+	p.warned[at] = text
 }
 
 // ask returns the engine's answer, nil while there is none; a ready pod whose engine has

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -593,6 +594,12 @@ func TestNobodyDescribesWhatAConfigurationCouldNot(t *testing.T) {
 		{facts: workers.Facts{BlockSize: -1, BootstrapPort: 1 << 20}, template: plain, want: "0 0 header", left: []string{"block_size", "disagg.bootstrap_port"}},
 		{facts: workers.Facts{Ranks: 16}, template: late, want: "0 0 header tcp://10.0.0.1:65531", left: []string{"what the engine says is left out: events.endpoint"}},
 		{hints: "ranks=2", facts: workers.Facts{Ranks: 5000, StartRank: 9}, template: plain, want: "2 9 header"},
+		{hints: "models=" + names(2048), template: plain, want: "0 0 header"},
+		{hints: "models=" + names(2049), template: plain, want: "0 0 header", left: []string{"kvlane.dev/models: has 4097 bytes, want at most 4096"}},
+		{hints: "topic=" + strings.Repeat("t", 5000), template: plain, want: "0 0 header", left: []string{"kvlane.dev/topic: has 5000 bytes"}},
+		{hints: "ranks=32 models=" + names(2048), template: plain, want: "32 0 header"},
+		{hints: "ranks=33 models=" + names(2048), template: plain, want: "33 0 header", left: []string{"kvlane.dev/models left out: models: 2048 models on 33 ranks: at most 65536 together"}},
+		{hints: "ranks=1024", facts: workers.Facts{Models: strings.Split(names(65), ",")}, template: plain, want: "1024 0 header", left: []string{"what the engine says is left out: models: 65 models on 1024 ranks"}},
 	} {
 		if c.port == 0 {
 			c.port = 8000
@@ -632,6 +639,34 @@ func TestNobodyDescribesWhatAConfigurationCouldNot(t *testing.T) {
 	}
 	if _, _, err := describe(&config.Kubernetes{Worker: plain}, pod(""), 65536, 0, nil); err == nil {
 		t.Error("a port beyond the last")
+	}
+}
+
+// names is a list of n models of one letter.
+func names(n int) string { return strings.TrimSuffix(strings.Repeat("a,", n), ",") }
+
+// What a pod's author or a controller writes is clipped before it is logged, or shown as the reason of a worker.
+func TestLongTextsOfPodsAreClipped(t *testing.T) {
+	var lines strings.Builder
+	k := config.Kubernetes{Ports: []int{8000}, Worker: config.DefaultKubernetes().Worker}
+	l := &taken{}
+	s := &Source{opts: Options{Kubernetes: &k, Set: l.set, Log: zerolog.New(&lines)}, namespace: "ns", ctx: t.Context()}
+	p := s.newPool("")
+	long := strings.Repeat("9", 250<<10)
+	var pod Pod
+	text := strings.Replace(podText("u1", "10.0.0.1", "False", ""), `"False"`, `"False", "message": "`+long+`"`, 1)
+	if err := json.Unmarshal([]byte(text), &pod); err != nil {
+		t.Fatal(err)
+	}
+	pod.Annotations = map[string]string{Prefix + "role": long, Prefix + "ranks": long}
+	p.pods, p.synced = []*Pod{&pod}, true
+	p.publish()
+	if n := lines.Len(); n == 0 || n > 2000 {
+		t.Errorf("got %d bytes in the log, want at most 2000: %.300s", n, lines.String())
+	}
+	list := l.last["kubernetes:ns/selector"]
+	if len(list) != 1 || !strings.HasPrefix(list[0].Unready, "pod not ready: 99") || len(list[0].Unready) > 1100 {
+		t.Errorf("got %d workers, the first not ready because of %.100v, want a reason of at most 1100 bytes", len(list), list)
 	}
 }
 

@@ -67,6 +67,10 @@ var hints = map[string]string{
 	"receiver-query-port":  "disagg.receiver_query_port",
 }
 
+// maxHint bounds a hint in bytes, where Kubernetes allows 256 KiB; maxNames the models of a pod times its ranks, since
+// each rank has them and the router's lock is held while they enter.
+const maxHint, maxNames = 4096, 1 << 16
+
 // describe returns the worker for a pod's i-th port. facts are the engine's own answers, nil if it was not queried. The
 // result is validated like a static worker: hints and facts that violate its rules are dropped and named in left. err
 // is errNotWorker if the pod has no engine to route to, or says why the worker is invalid.
@@ -172,9 +176,11 @@ func read(k *config.Kubernetes, p *Pod) (role string, said map[string]string, pr
 			continue
 		}
 		v = strings.TrimSpace(v)
-		err := scratch.Set(hints[key], v)
-		if err == nil && k.RankPerPort && (key == "ranks" || key == "rank-by") {
-			err = errors.New("not with rank_per_port, by which each port of a pod is a rank")
+		err := errors.New("not with rank_per_port, by which each port of a pod is a rank")
+		if len(v) > maxHint {
+			err = fmt.Errorf("has %d bytes, want at most %d", len(v), maxHint)
+		} else if !k.RankPerPort || key != "ranks" && key != "rank-by" {
+			err = scratch.Set(hints[key], v)
 		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("%s%s: %w", Prefix, key, err))
@@ -185,9 +191,9 @@ func read(k *config.Kubernetes, p *Pod) (role string, said map[string]string, pr
 	return role, said, problems
 }
 
-// foreign finds event endpoints and connector hosts of a pod that are not at its own address. Only the configuration may
-// name other hosts: a pod, whose author need not operate Kvlane, or an engine could otherwise make Kvlane or other engines
-// connect to any host, or claim another engine's events.
+// foreign finds event endpoints and connector hosts of a pod that are not at its own address, and very many models. Only
+// the configuration may name other hosts: a pod, whose author need not operate Kvlane, or an engine could otherwise make
+// Kvlane or other engines connect to any host, or claim another engine's events.
 func foreign(k *config.Kubernetes, p *Pod, w *config.Worker, said map[string]string) []config.Problem {
 	var out []config.Problem
 	for _, e := range []struct{ hint, path, value string }{{"events", "events.endpoint", w.Events.Endpoint}, {"replay", "events.replay", w.Events.Replay}} {
@@ -202,6 +208,9 @@ func foreign(k *config.Kubernetes, p *Pod, w *config.Worker, said map[string]str
 		case u.Hostname() != p.Status.PodIP || u.User != nil:
 			out = append(out, config.Problem{Path: e.path, Message: fmt.Sprintf("%q is not at the pod's own address: a pod speaks for itself only", e.value)})
 		}
+	}
+	if n := max(w.Ranks, 1); len(w.Models)*n > maxNames {
+		out = append(out, config.Problem{Path: "models", Message: fmt.Sprintf("%d models on %d ranks: at most %d together", len(w.Models), n, maxNames)})
 	}
 	for _, h := range []struct{ hint, path, value string }{
 		{"zmq", "disagg.zmq", w.Disagg.ZMQ}, {"side-channel-host", "disagg.side_channel_host", w.Disagg.SideHost},
@@ -269,6 +278,8 @@ func forget(f *workers.Facts, hint string) bool {
 		f.Ranks, f.StartRank = 0, 0
 	case hint == "block-size":
 		f.BlockSize = 0
+	case hint == "models":
+		f.Models = nil
 	case hint == "bootstrap-port":
 		f.BootstrapPort = 0
 	}
