@@ -341,6 +341,10 @@ build-darwin: ## Compiles everything for macOS on both architectures
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go build ./...
 	GOOS=darwin GOARCH=amd64 CGO_ENABLED=0 go build ./...
 
+.PHONY: test-compose
+test-compose: ## Brings up docs/examples/compose with Docker (COMPOSE=folder of an archive; UP=--build), sends a prompt twice, looks at the page and Prometheus's targets
+	@.ci/compose $(or $(COMPOSE),docs/examples/compose) $(UP)
+
 .PHONY: licenses
 licenses: ## Lists the licences of the modules in the binary; fails at the GPL and at texts that it does not know
 	@.ci/supply licenses
