@@ -41,8 +41,11 @@ func other(t *testing.T, pages map[string]string) string {
 	}
 	maps.Copy(all, pages)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if all[r.URL.Path] == "" {
+		switch all[r.URL.Path] {
+		case "":
 			http.NotFound(w, r)
+		case "401":
+			w.WriteHeader(http.StatusUnauthorized)
 		}
 		fmt.Fprint(w, all[r.URL.Path])
 	}))
@@ -231,6 +234,8 @@ func TestSilentFailures(t *testing.T) {
 		{"a tokenizer of another revision", "tokenizer of another revision", fmt.Sprintf(`address: %q, %s`, other(t, map[string]string{"/tokenize": `{"count": 3, "max_model_len": 4096, "tokens": [1, 2, 3]}`}), events), "the tokenizer differs", "its token ids of model demo differ", "tokens_differ"},
 		{"an engine that returns no ids, so that the tokenizer cannot be compared", "no ids", fmt.Sprintf(`address: %q, %s`, other(t, map[string]string{"/tokenize": ""}), events),
 			"not known whether the tokenizer is this worker's", "whether the tokenizer of model demo is its own is not known, as it returns no ids: ", "tokens_not_compared"},
+		{"an engine that asks for an API key for `/tokenize`, as SGLang does", "an API key", fmt.Sprintf(`address: %q, %s`, other(t, map[string]string{"/tokenize": "401"}), events),
+			"it does not return the ids of a prompt", "/tokenize: status 401: ", "tokens_not_compared"},
 		{"prefix caching is off in the engine", "prefix caching off", fmt.Sprintf(`address: %q, %s`, other(t, map[string]string{"/metrics": "vllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"False\"} 1\nvllm:num_requests_running 0\n"}), events),
 			"the engine runs without prefix caching", "the engine runs without prefix caching", "prefix_caching_off"},
 		{"prefix caching is off in the engine", "SGLang's prefix caching off", fmt.Sprintf(`address: %q, engine: sglang, %s`, radix("/server_info", map[string]string{}), events),

@@ -85,7 +85,7 @@ func (o *Oracle) renderedIDs(ctx context.Context, req *body.Request) ([]uint32, 
 	return ids, nil
 }
 
-// errNoEndpoint is wrapped by errors for the statuses 403, 404 and 501, errNoAnswer by errors of calls that got no complete answer.
+// errNoEndpoint is wrapped by errors for the statuses 401, 403, 404 and 501, errNoAnswer by errors of calls that got no complete answer.
 var errNoEndpoint, errNoAnswer = errors.New("no such endpoint"), errors.New("no answer")
 
 func (o *Oracle) question(req *body.Request) (path string, data []byte, err error) {
@@ -139,7 +139,7 @@ func post(ctx context.Context, timeout time.Duration, url string, raw []byte) ([
 			return nil, fmt.Errorf("%s: %w", url, err)
 		}
 		return answer, nil
-	case slices.Contains([]int{http.StatusNotFound, http.StatusForbidden, http.StatusNotImplemented}, resp.StatusCode):
+	case slices.Contains([]int{http.StatusUnauthorized, http.StatusNotFound, http.StatusForbidden, http.StatusNotImplemented}, resp.StatusCode):
 		return nil, fmt.Errorf("%s: status %d: %s: %w", url, resp.StatusCode, messageOf(answer), errNoEndpoint)
 	case resp.StatusCode >= 400 && resp.StatusCode < 500:
 		return nil, &Refusal{Status: resp.StatusCode, Reason: messageOf(answer)}
