@@ -268,8 +268,8 @@ func parse(io streams, f *flag.FlagSet, args []string, rest int) error {
 		return errors.Join(io.command.Help(), flag.ErrHelp)
 	case err != nil:
 		return usageError{fmt.Sprintf("%v (kvlane %s --help shows the flags)", err, f.Name())}
-	case p.NArg() > rest:
-		return usageError{"unexpected argument " + strings.Join(p.Args()[rest:], " ")}
+	case p.NArg() > rest, p.NArg() > 0 && p.Changed("config"): // of two files one would be left out silently
+		return usageError{"unexpected argument " + strings.Join(p.Args()[min(rest, p.NArg()-1):], " ")}
 	}
 	return f.Parse(append([]string{"--"}, p.Args()...))
 }

@@ -117,6 +117,8 @@ func TestCommands(t *testing.T) {
 		{"check with a tokenizer that is not built in", "", []string{"check", "--config", unbuilt}, 1, "", unbuilt + `:1:31: models[0].tokenizer: no such tokenizer: builtin has no "gpt5": there is qwen3: name a folder`},
 		{"check without the template", "", []string{"check", "--config", nowhere}, 1, "", nowhere + ":1:63: models[0].chat_template: open /no/such.jinja: no such file or directory: name the template that the engine runs with"},
 		{"check names every model", "", []string{"check", "--config", twice}, 1, "", twice + ":3:15: models[1].tokenizer: "},
+		{"serve with two files", "", []string{"serve", "--config", missing, good}, 2, "", "unexpected argument " + good},
+		{"check with two files", "", []string{"check", "--config", good, missing}, 2, "", "unexpected argument " + missing},
 		{"serve without a file", "", []string{"serve"}, 2, "", "needs a FILE, or --pool-name"},
 		{"serve takes the file as an argument too", "", append([]string{"serve", missing}, anywhere...), 1, "", "serve: " + missing + ":2:15: models[0].tokenizer: "},
 		{"serve with an unknown version of TLS", "", []string{"serve", good, "--tls-min-version", "1.3"}, 2, "", "want VersionTLS12 or VersionTLS13"},
