@@ -98,7 +98,24 @@ func TestEnvoyGateway(t *testing.T) {
 	routed(t, chat)
 	accepted(t, c, ns)
 	t.Run("buffered", func(t *testing.T) { behindEnvoyGateway(t, c, ns, chat) })
-	t.Run("17 s hold", func(t *testing.T) { holds(t, chat) })
+	t.Run("17 s hold", func(t *testing.T) {
+		began := time.Now()
+		r, err := post(t.Context(), chat, chatBody("slow", "hold me", false))
+		if took := time.Since(began); err != nil || r.status != http.StatusOK || r.target != "" || took < 2*time.Second {
+			t.Errorf("with the messageTimeout of the manifest: %d %q %v after %s, want an answer without Kvlane after 2 s", r.status, r.target, err, took)
+		}
+		c.applyText(t, edited(t, "envoy-gateway/policies.yaml", "messageTimeout: 2s", "messageTimeout: 300s"))
+		eventually(t, time.Minute, "the other messageTimeout", func() error {
+			if r, err := post(t.Context(), chat, chatBody("slow", "hold me", false)); err != nil || r.target == "" {
+				return fmt.Errorf("%d %q %v", r.status, r.target, err)
+			}
+			return nil
+		})
+		holds(t, chat)
+		c.apply(t, "-f", manifest("envoy-gateway/policies.yaml"))
+		time.Sleep(settled)
+		routed(t, chat)
+	})
 	t.Run("first token and end are seen", func(t *testing.T) { phases(t, c, chat) })
 	t.Run("with two replicas first tokens are seen or counted as missed", func(t *testing.T) { c.firstTokens(t, ns, chat, 16) })
 	t.Run("with a patch all first tokens are seen", func(t *testing.T) {
@@ -153,7 +170,7 @@ func TestEnvoyGateway(t *testing.T) {
 
 // chartBehindEnvoyGateway installs the chart for Envoy Gateway, in both body modes.
 func chartBehindEnvoyGateway(t *testing.T, c *cluster) {
-	r := &release{c: c, in: "chart", values: append(slowModel(t), "provider.name=envoy-gateway")}
+	r := &release{c: c, in: "chart", values: append(slowModel(t), "provider.name=envoy-gateway", "stallTimeout=300s")}
 	c.namespace(t, r.in)
 	c.makeGateway(t, r.in, "envoy-gateway")
 	r.put(t, "install")

@@ -310,9 +310,11 @@ func (c *cluster) emptyNamespace(t *testing.T, name string) {
 }
 
 // routed waits until requests are answered by Kvlane's choice.
+// routed waits until Kvlane decides a request. Envoy Gateway tells Envoy of pods that are not ready yet. Envoy asks a cluster
+// that had no traffic for its health once a minute, so that the second check is the first that succeeds.
 func routed(t *testing.T, chat string) {
 	t.Helper()
-	eventually(t, 40*time.Second, "first answer", func() error {
+	eventually(t, 90*time.Second, "first answer", func() error {
 		r, err := post(t.Context(), chat, chatBody("demo", "hello", false))
 		if err == nil && (r.status != http.StatusOK || r.target == "") {
 			err = fmt.Errorf("%d %q %.300s", r.status, r.target, r.body)
