@@ -62,6 +62,86 @@ func TestANormalizerThatMultipliesIsEnded(t *testing.T) {
 	}
 }
 
+// TestATemplateAddsFewTokens: pieces that repeat a list of ids multiply it.
+func TestATemplateAddsFewTokens(t *testing.T) {
+	with := func(pieces, ids int) string {
+		return tiny(`"post_processor":null`, `"post_processor":{"type":"TemplateProcessing","single":[{"Sequence":{"id":"A","type_id":0}}`+
+			strings.Repeat(`,{"SpecialToken":{"id":"<x>","type_id":0}}`, pieces)+`],"pair":[],"special_tokens":{"<x>":{"id":"<x>","ids":[0`+strings.Repeat(",0", ids-1)+`],"tokens":[]}}}`)
+	}
+	for _, c := range []struct {
+		pieces, ids int
+		ok          bool
+	}{{1, 1, true}, {2, maxAdded / 2, true}, {1, maxAdded + 1, false}, {3, maxAdded / 2, false}, {10_000, 10_000, false}} {
+		text := with(c.pieces, c.ids)
+		var err error
+		n := allocated(func() { _, err = loadText(text, nil) })
+		if (err == nil) != c.ok || n > 100<<20 {
+			t.Errorf("%d pieces of %d ids: got %v and %d bytes allocated, want it loaded: %v, at most 100 MiB", c.pieces, c.ids, err, n, c.ok)
+		}
+	}
+}
+
+// nested is a Unigram tokenizer of n pieces, each of which begins with all shorter ones.
+func nested(n int) string {
+	var list strings.Builder
+	list.WriteString(`["<unk>",0.0]`)
+	for i := range n {
+		fmt.Fprintf(&list, `,["%s",-1.0]`, strings.Repeat("a", i+1))
+	}
+	return `{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,"pre_tokenizer":null,"post_processor":null,"decoder":null,` +
+		`"model":{"type":"Unigram","unk_id":0,"byte_fallback":false,"vocab":[` + list.String() + `]}}`
+}
+
+// TestAStopEndsNestedPieces: each character of a text is the beginning of a thousand pieces, and counts as their bytes.
+func TestAStopEndsNestedPieces(t *testing.T) {
+	tok, err := loadText(nested(1000), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newEncoder(tok)
+	w.watch = watch{stop: closed(), left: lookEvery}
+	if ids := tok.unigram.viterbi(w, nil, []byte(strings.Repeat("a", 1<<18))); len(ids) > 0 || !w.watch.stopped {
+		t.Fatalf("got %d ids, want none after a stop", len(ids))
+	}
+	seen := 0
+	for at, step := range w.steps {
+		if step != 0 {
+			seen = at
+		}
+	}
+	if most := lookEvery/1000 + 1001; seen == 0 || seen > most {
+		t.Errorf("got as far as byte %d, want at most %d", seen, most)
+	}
+}
+
+// TestNestedPiecesLoadInTime: a Unigram vocabulary in which each piece begins with all shorter ones.
+func TestNestedPiecesLoadInTime(t *testing.T) {
+	if raceDetector {
+		t.Skip("measures time")
+	}
+	load := func(n int) time.Duration {
+		text := nested(n)
+		fastest := time.Hour
+		for range 3 {
+			start := time.Now()
+			tok, err := loadText(text, nil)
+			fastest = min(fastest, time.Since(start))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ids, err := tok.Encode(nil, strings.Repeat("a", n), false); err != nil || len(ids) != 1 {
+				t.Fatalf("got %d ids, %v, want the longest token", len(ids), err)
+			}
+		}
+		return fastest
+	}
+	short, long := load(200), load(1600) // the file has 64 times the bytes
+	t.Logf("200 pieces in %v, 1,600 in %v", short, long)
+	if long > 128*short {
+		t.Errorf("200 nested pieces load in %v, 1,600 in %v, want at most 128 times that", short, long)
+	}
+}
+
 // TestManyAddedTokensLoadInLinearTime: multimodal models have tens of thousands, and a file may have more.
 func TestManyAddedTokensLoadInLinearTime(t *testing.T) {
 	if raceDetector {

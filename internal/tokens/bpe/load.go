@@ -153,6 +153,9 @@ func (t *Tokenizer) readPost(raw []byte) error {
 	return nil
 }
 
+// maxAdded bounds the tokens that a template adds: one that repeats a list of ids could otherwise fill the memory.
+const maxAdded = 1024
+
 func (t *Tokenizer) template(p component) error {
 	seen := false
 	var before, after []uint32
@@ -162,8 +165,8 @@ func (t *Tokenizer) template(p component) error {
 			seen = true
 		case piece.SpecialToken != nil:
 			special, ok := p.SpecialTokens[piece.SpecialToken.ID]
-			if !ok {
-				return fmt.Errorf("post_processor: special token %q has no ids", piece.SpecialToken.ID)
+			if !ok || len(before)+len(after)+len(special.IDs) > maxAdded {
+				return fmt.Errorf("post_processor: special token %q has no ids, or more than %d are added", piece.SpecialToken.ID, maxAdded)
 			}
 			if seen {
 				after = append(after, special.IDs...)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -53,9 +54,9 @@ func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
 	sums := enc.sums[:window+1]
 	sums[0] = 0
 	units := u.trie.units
-	for at := 0; at < n; {
+	for at, read := 0, 0; at < n; {
 		_, size := utf8.DecodeRune(word[at:])
-		if n > maxWord && enc.watch.over(size) {
+		if n > maxWord && enc.watch.over(size+read) {
 			return dst
 		}
 		if u.single && math.Abs(sums[at&window]) > singleLimit {
@@ -68,7 +69,8 @@ func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
 		}
 		sum, known := sums[at&window], false
 		node, base := uint32(0), units[0].base
-		for to := at; to < n; {
+		to := at
+		for to < n {
 			next := base ^ uint32(word[to])
 			unit := &units[next]
 			if unit.parent != node {
@@ -81,7 +83,7 @@ func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
 				known = known || to == at+size
 			}
 		}
-		at += size
+		at, read = at+size, to-at
 		if !known {
 			relax(&steps[at], &sums[at&window], u.rounded(sum+u.unknown), uint32(size)<<packedID|u.unk)
 		}
@@ -218,8 +220,8 @@ func (t *Tokenizer) setUnigram(u *unigram, scores []float64, list *tokenList) (e
 	}
 	enc := &encoder{}
 	wholes := t.vocab.markWhole(func(id uint32) bool {
-		ids := u.viterbi(enc, nil, t.vocab.bytes(id))
-		return len(ids) == 1 && ids[0] == id
+		text := t.vocab.bytes(id) // of longer ones, which are rare, the time grows with the cube if they are nested
+		return len(text) <= maxWord && slices.Equal(u.viterbi(enc, nil, text), []uint32{id})
 	})
 	t.short = newShortTokens(t.vocab, func(id uint32) bool { return wholes[id] })
 	t.parter = t.splitter
