@@ -110,8 +110,8 @@ func totals(s *observe.Status) string {
 			ready++
 		}
 	}
-	out := fmt.Sprintf("kvlane %s, %s\nworkers: %d of %d ready; ranks: %d; requests: %d running, %d waiting, %.0f refused\n", s.Version,
-		cmp.Or(s.NotReady, "ready"), ready, len(s.Workers), ranks, s.Reservations, s.Waiting, s.Rejected)
+	out := fmt.Sprintf("kvlane %s, %s\nworkers: %d of %d ready; ranks: %d; requests: %.0f, %d running, %d waiting, %.0f refused\n", s.Version,
+		cmp.Or(s.NotReady, "ready"), ready, len(s.Workers), ranks, s.Requests, s.Reservations, s.Waiting, s.Rejected)
 	return out + fmt.Sprintf("prompt tokens cached: %s predicted; engines report %s of the prediction\n",
 		percent(s.MatchedTokens, s.PromptTokens), percent(s.ObservedTokens, s.PredictedTokens))
 }
