@@ -67,7 +67,7 @@ func TestStatusInATerminal(t *testing.T) {
 	s.Workers[0].Ranks[1].Feed = "gap"
 	args, _ := watched(t, s)
 	code, out, errs := kvlane("", append([]string{"status"}, args...)...)
-	if code != 0 || errs != "" || !strings.Contains(out, "1 of 1 ready; ranks: 2; requests: 3 running") || !strings.Contains(out, "60% predicted; engines report 99%") {
+	if code != 0 || errs != "" || !strings.Contains(out, "1 of 1 ready; ranks: 2; requests: 5, 3 running") || !strings.Contains(out, "60% predicted; engines report 99%") {
 		t.Errorf("got code %d, %q, %q, want the totals", code, out, errs)
 	}
 	if !strings.Contains(out, `a\x1b[2J\nb\t`) || !strings.Contains(out, "50%") || !strings.Contains(out, "1 gap, 1 live") || !strings.Contains(out, "warning: worker") {
