@@ -119,7 +119,7 @@ func (p *Process) waitReady(ctx context.Context) error {
 		case <-ctx.Done():
 			return fmt.Errorf("envoy is not ready: %w; its log ends: %s", ctx.Err(), p.logTail())
 		case <-p.done:
-			return fmt.Errorf("envoy stopped: its log ends: %s", p.logTail())
+			return fmt.Errorf("envoy stopped; its log ends: %s", p.logTail())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

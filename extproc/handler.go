@@ -108,8 +108,8 @@ type Decision struct {
 	Ticket Ticket
 }
 
-// Wait is a decision that is not made yet. A request that waits by it rather than inside Decide costs less memory: its
-// goroutine has returned from Decide, so that its stack is small.
+// Wait is a decision that is not made yet. To return one costs less memory than to wait inside Decide: the goroutine of
+// the request has returned from Decide, so its stack is small.
 type Wait struct {
 	// Ready is closed when the decision can be made.
 	Ready <-chan struct{}

@@ -211,7 +211,7 @@ func (s *Server) receive(stream grpc.ServerStream, m *message, held *int64) erro
 // read returns the next message, which the caller frees. Unlike stream.RecvMsg it leaves the stream open if a message is too long,
 // so that it can be answered. A message longer than streamWindow takes its bytes from room, in addition to *held, until it is received.
 func read(stream grpc.ServerStream, prefix []byte, most int64, room *bodies, held *int64) (mem.BufferSlice, error) {
-	in := grpc.ServerTransportStreamFromContext(stream.Context()).(interface { // gRPC's streams have these methods, though it does not promise it
+	in := grpc.ServerTransportStreamFromContext(stream.Context()).(interface { // not in gRPC's API, but all its streams have them
 		ReadMessageHeader(header []byte) error
 		Read(n int) (mem.BufferSlice, error)
 	})

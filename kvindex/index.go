@@ -206,7 +206,7 @@ func (x *Index) fits(engine int) bool {
 
 // Drop removes a target and everything that it holds; its slot may be reused. The time is
 // proportional to what the target held. Dropping a free slot does nothing. Other writers can run
-// meanwhile: a Drop of the same slot, or an Add of the target, makes the drop complete itself.
+// meanwhile: a Drop of the same slot, or an Add of the target, finishes the drop that is under way.
 func (x *Index) Drop(s Slot) {
 	x.lock()
 	defer x.unlock()

@@ -175,7 +175,7 @@ func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidat
 	return eligible
 }
 
-// pinned takes the pinned target if it has room. If it is full, the request is refused,
+// pinned takes the pinned target if it has capacity. If it is full, the request is refused,
 // or the pin is ignored with Policy.PinOverflow.
 func (d *decision) pinned() bool {
 	if d.pin == nil || d.req.pool == Prefill || len(d.cands) != 1 {

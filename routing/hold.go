@@ -10,7 +10,7 @@ import (
 )
 
 // With Config.Hold a request is not sent to wait in an engine's queue, where its place is fixed: Pick refuses it while
-// its best target is saturated. The caller keeps it in a Queue and asks again when the target has room, with the
+// its best target is saturated. The caller keeps it in a Queue and asks again when the target has capacity, with the
 // overlaps of that moment. Engines compute 8,192 tokens a step by default: one step in the queue keeps them busy.
 const (
 	// fullKV is the KV usage at which a target with waiting requests is saturated, if two
@@ -50,7 +50,7 @@ type HeldError struct {
 	Queue int64
 	// Unmet is set if no target meets Query.TTFT, see UnmetQueue.
 	Unmet bool
-	// RetryAfter estimates when the target has room, 1 s to 30 s.
+	// RetryAfter estimates when the target has capacity, 1 s to 30 s.
 	RetryAfter time.Duration
 }
 
@@ -62,7 +62,7 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("held: %s has %d tokens queued; retry after %s", e.Target, e.Queue, e.RetryAfter)
 }
 
-// Lane is where a request that got the error waits; class is the Lane's Class without a Slot.
+// Lane is where a request that got the error waits. class is the Class of its Lane, unless that is the one of a Slot.
 func (e *HeldError) Lane(class string) Lane {
 	if e.Slot != NoSlot {
 		class = ""

@@ -258,7 +258,7 @@ func (r *Router) Release(now time.Duration, id ReservationID) bool {
 	return true
 }
 
-// left notes when a request leaves its targets, or a split one its prefill target; see reported.foreign.
+// left records the time at which a request leaves its targets, or a split one its prefill target; see reported.foreign.
 func (r *Router) left(now time.Duration, res *reservation) {
 	for _, t := range []*target{r.targetOf(res.Decode, res.decodeGen), r.targetOf(res.Prefill, res.prefillGen)} {
 		if t != nil {

@@ -31,10 +31,10 @@ type Policy struct {
 	Pick Pick `json:"pick" yaml:"pick"`
 	// Limits drop busy targets.
 	Limits Limits `json:"limits" yaml:"limits"`
-	// Returning is how far the rule follows the observed share of requests that continue a known conversation, s.
-	// r = Returning * (4s - 2), within 0 and Returning, is 0 up to two turns per conversation and greatest from four on.
-	// A miss costs 1 - r/2 of Cost.Miss. FirstTurn counts 1 - r of a new conversation's misses and of Slack, and its
-	// MaxOverlap is at least 2r. 0 to 1.
+	// Returning is how far the rule follows s, the observed share of requests that continue a known conversation.
+	// It does so by r = Returning * (4s - 2), kept within 0 and Returning: 0 up to two turns per conversation, and
+	// greatest from four on. A miss costs 1 - r/2 of Cost.Miss. FirstTurn counts 1 - r of a new conversation's misses
+	// and of Slack, and its MaxOverlap is at least 2r. 0 to 1.
 	Returning float64 `json:"returning" yaml:"returning"`
 	// PinOverflow ignores a pin whose target is full.
 	PinOverflow bool `json:"pin_overflow" yaml:"pin_overflow"`

@@ -109,7 +109,7 @@ var presets = map[string]func() Policy{
 		p.Cost.Miss, p.Cost.Queue, p.Cost.KV = 1, 1, 1
 		return p
 	},
-	// Matched blocks less a price for each request, and the same by matched share.
+	// A score of matched blocks less a price for each request. The next preset scores the matched share of the prompt.
 	"kv-cache-aware": func() Policy {
 		p := neutral()
 		p.Cost.Miss, p.Cost.Active = 1, 0.25*32

@@ -231,7 +231,7 @@ func checkRefusal(t *rapid.T, r *Router, q *Query, err error) {
 			len(q.Exclude) > 0 && q.Exclude[0] == slot, p.Cap.Hard > 0 && x.load.Active >= p.Cap.Hard,
 			p.Limits.MaxQueue > 0 && x.load.Queue >= p.Limits.MaxQueue:
 		default:
-			t.Fatalf("refused (%v) although %s has room: %+v", err, x.info.Target, x.load)
+			t.Fatalf("refused (%v) although %s has capacity: %+v", err, x.info.Target, x.load)
 		}
 	}
 }

@@ -184,7 +184,7 @@ func (e *NoTargetError) Error() string {
 type CapacityError struct {
 	Pool   Role
 	Counts [NumReasons]int
-	// RetryAfter estimates when the least loaded target has room, 1 s to 30 s.
+	// RetryAfter estimates when the least loaded target has capacity, 1 s to 30 s.
 	RetryAfter time.Duration
 }
 

@@ -15,7 +15,7 @@ import (
 type Lane struct {
 	// Class is the model, with whatever else restricts the targets; "" if there is a Slot.
 	Class string
-	// Slot is the target that the waiters are held for, NoSlot if no target has room for them.
+	// Slot is the target that the waiters are held for, NoSlot if no target has capacity for them.
 	Slot kvindex.Slot
 	// Unmet is HeldError.Unmet: others that are held for the Slot may be placed before.
 	Unmet bool
@@ -69,11 +69,11 @@ const (
 	ageing = 2000
 	// spareTenants is how many tenants without waiters a band remembers, at least.
 	spareTenants = 256
-	// perRequest is what a placed request costs its tenant and program in addition to its
+	// perRequest is what a placed request costs its tenant and conversation in addition to its
 	// uncached tokens: the part of the engine's time that its answer takes.
 	perRequest = 1000
-	// maxPrograms bounds the programs whose service is remembered.
-	maxPrograms = 1 << 16
+	// maxServed bounds the conversations whose service is remembered.
+	maxServed = 1 << 16
 	// maxPassed is how many new programs others may pass in a call of Place, and passFor how long
 	// each may be passed: a large one gets its turn.
 	maxPassed = 16
@@ -100,8 +100,8 @@ type Queue struct {
 	held []int64
 	// idle is the number of idle targets when waiters were last looked at.
 	idle int
-	// programs has the tokens served to each program. At maxPrograms entries it becomes older, and the former older is dropped.
-	programs, older map[Key]int64
+	// served has the tokens served to each conversation. At maxServed entries it becomes older, and the former older is dropped.
+	served, older map[Key]int64
 	// open and skipped are scratch memory of Serve.
 	open    []*lane
 	skipped []*waiting
@@ -469,19 +469,19 @@ func sooner(a, b *waiting) bool {
 	return cmp.Or(cmp.Compare(a.tenant.served, b.tenant.served), cmp.Compare(a.key, b.key), cmp.Compare(a.ID, b.ID)) < 0
 }
 
-// Attained is the tokens that a program was served so far.
-func (q *Queue) Attained(program string) int64 {
-	key := new(Config).keyOf(program)
-	return cmp.Or(q.programs[key], q.older[key])
+// Attained is the tokens that a conversation was served so far.
+func (q *Queue) Attained(conversation string) int64 {
+	key := new(Config).keyOf(conversation)
+	return cmp.Or(q.served[key], q.older[key])
 }
 
-// Charge adds a placed request's cost in tokens to what its program was served. It does not keep the string.
-func (q *Queue) Charge(program string, plan *Plan) {
-	sum := q.Attained(program) + plan.Miss + perRequest
-	if q.programs == nil || len(q.programs) >= maxPrograms {
-		q.programs, q.older = map[Key]int64{}, q.programs
+// Charge adds a placed request's cost in tokens to what its conversation was served. It does not keep the string.
+func (q *Queue) Charge(conversation string, plan *Plan) {
+	sum := q.Attained(conversation) + plan.Miss + perRequest
+	if q.served == nil || len(q.served) >= maxServed {
+		q.served, q.older = map[Key]int64{}, q.served
 	}
-	q.programs[new(Config).keyOf(program)] = sum
+	q.served[new(Config).keyOf(conversation)] = sum
 }
 
 // Placed is the outcome of a waiter that leaves the queue with a plan.

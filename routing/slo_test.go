@@ -150,7 +150,7 @@ func TestUnmetWaitersDelayNone(t *testing.T) {
 			return Placed(&plan)
 		})
 	}
-	// The target has room, and still prompts to compute.
+	// The target has capacity, and still prompts to compute.
 	r.FirstToken(now, full.Reservation)
 	planAt(t, r, now, &Query{ID: "next", PromptTokens: 5000, Pin: pin})
 	if place(); fmt.Sprint(placed) != "[1 2 3 4 5]" {

@@ -59,8 +59,8 @@ type health struct {
 	Worst wait `json:"worst,omitzero"`
 }
 
-// Suspect returns why new requests avoid a target ("no first token" or "failures"), and "" if they do not or if one
-// conversation's do: a target that no request has tried for probeEvery is avoided no longer, as of the last Awake.
+// Suspect returns why new requests avoid a target: "no first token" or "failures". It returns "" if they do not, if
+// only those of one conversation do, and if none has tried the target for probeEvery, as of the last call of Awake.
 func (r *Router) Suspect(slot kvindex.Slot) string {
 	if r.slotUnknown(slot) || !r.targets[slot].health.avoided(r.alive, Key{}) {
 		return ""

@@ -20,7 +20,7 @@ func TestEverythingThatIsHeldHasABound(t *testing.T) {
 	}
 	text, _, _ = strings.Cut(text, "\n\n")
 	rows := strings.Split(text, "\n")
-	for _, kind := range []string{"bodies", "wait for room", "tickets", "access log", "conversations", "decisions for", "come again", "streams", "the index"} {
+	for _, kind := range []string{"bodies", "wait for capacity", "tickets", "access log", "conversations", "decisions for", "come again", "streams", "the index"} {
 		if !strings.Contains(text, kind) {
 			t.Errorf("no row about %q", kind)
 		}

@@ -91,7 +91,7 @@ type spans struct {
 	byHost map[string][]int // workers; those of wildcards at ""
 }
 
-// add adds the next worker's, and returns the first worker whose ports meet them, -1 for none.
+// add adds the ports of the next worker, and returns the first worker that has one of them, -1 for none.
 func (all *spans) add(s span) (first int, other span) {
 	if all.byHost == nil {
 		all.byHost = map[string][]int{}

@@ -80,7 +80,7 @@ type wrong struct {
 	path, text string
 }
 
-// each reports the rows whose mistakes are made.
+// each reports the rows whose mistake the configuration has.
 func (r report) each(rows []wrong) {
 	for _, w := range rows {
 		if w.made {

@@ -234,7 +234,7 @@ func TestTheDeadlineAfterFlowIsSwitchedOff(t *testing.T) {
 }
 
 // A request whose model has no worker any more waits for one where the configuration allows it, both before and while it
-// waits for room. Workers of other models would answer 404.
+// waits for capacity. Workers of other models would answer 404.
 func TestAModelWithoutWorkersWaitsForItsOwn(t *testing.T) {
 	for _, zero := range []string{"", ", zero_workers: 1m"} {
 		other := listing(t, "b", `{"data":[{"id":"other"}]}`, "other")

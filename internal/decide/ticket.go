@@ -253,7 +253,7 @@ func (t *ticket) Outcome(o extproc.Outcome) {
 	for _, flag := range o.Flags {
 		t.d.metrics.Flags.WithLabelValues(t.endpoint.Target.Worker, flag).Inc()
 	}
-	// Failures before the answer have been counted by their status; clients that leave show nothing.
+	// Failures before the answer were counted by their status. A client that leaves says nothing about the engine.
 	broken := o.Status < 500 && slices.ContainsFunc(o.Flags, func(flag string) bool { return slices.Contains(brokenOff, flag) })
 	if broken {
 		t.d.onSuspect(t.endpoint.Target.Worker)

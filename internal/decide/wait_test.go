@@ -81,7 +81,7 @@ func TestWaitersArePlacedInOrderAsRequestsEnd(t *testing.T) {
 			t.Fatalf("request %d: %+v", i, running.Reject)
 		}
 		e := b.decisions.Find(all[i].id)
-		if e.Waited <= 0 || !strings.Contains(e.Text(), "for room") {
+		if e.Waited <= 0 || !strings.Contains(e.Text(), "for capacity") {
 			t.Errorf("request %d: journal does not say that it waited: %s", i, e.Text())
 		}
 	}

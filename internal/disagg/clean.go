@@ -68,8 +68,8 @@ var peerFields = slices.Clip([]body.Field{
 
 var named = []string{"transfer_params", "disaggregated_", "bootstrap_", "encoder_urls", "_mm_inputs", "num_items_", "kv_hints", "worker_ipc", "vllm_xargs", "cache_report_mode"}
 
-// MayName reports whether a body that cannot be parsed, or is not whole, might have one of these parameters: a key with such a
-// name, or a request id with an address. Texts may contain these names, but not in UTF-16, whose strings are not looked for.
+// MayName reports whether a body that cannot be parsed, or is not whole, might have one of these parameters: a key with
+// such a name, or a request id with an address. A name inside a text counts in UTF-16 only: there texts look like keys.
 func MayName(raw []byte) bool {
 	has := func(text []byte) bool {
 		return slices.ContainsFunc(named, func(part string) bool { return bytes.Contains(text, []byte(part)) })

@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// Prompt is a query of the index: the hashes of Tokens tokens. Made made the ids, nil if a renderer did.
+// Prompt is a query of the index: the hashes of Tokens tokens. Made is the model whose ids these are, nil if a renderer made them.
 type Prompt struct {
 	Hashes []kvindex.Hash
 	Tokens int

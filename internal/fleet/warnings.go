@@ -114,7 +114,7 @@ func (f *Fleet) compareRanks(m *Member, first, n int) {
 	text := ""
 	switch {
 	case m.RankBy == "port": // the other ranks have pages of their own
-	case m.Ranks == 0 && (n == 1 || m.RankBy == "none"): // with none the engine is to choose
+	case m.Ranks == 0 && (n == 1 || m.RankBy == "none"): // with "none" the engine chooses
 	case m.Ranks == 0:
 		text = fmt.Sprintf("the engine has %d data-parallel ranks, the worker is configured without: it chooses the rank itself, and only the first one's KV events are read; write ranks: %d", n, n)
 	case n > m.Ranks:

@@ -213,7 +213,7 @@ func (f *file) intact(at string) bool {
 	return (f.LFS != nil && f.LFS.SHA256 != "" || f.Blob != "") && f.matches(at) == nil
 }
 
-// matches returns an error if a file has not the hash that the hub lists.
+// matches returns an error if a file does not have the hash that the hub lists.
 func (f *file) matches(at string) error {
 	in, err := os.Open(at)
 	if err != nil {

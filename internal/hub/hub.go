@@ -37,7 +37,7 @@ var (
 		"additional_chat_templates/*.jinja", "tekken.json", "tokenizer.model.v*", "tokenizer.model", "tiktoken.model", "qwen.tiktoken",
 	}
 	marks = "consolidated*.safetensors"
-	// unread are those of wanted that are not read if there is a tokenizer.json.
+	// unread are the files of wanted that are of no use if there is a tokenizer.json.
 	unread = []string{"tokenizer.model", "tiktoken.model", "qwen.tiktoken"}
 )
 

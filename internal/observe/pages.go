@@ -216,7 +216,7 @@ func (e *Entry) Text() string {
 	}
 	line(e.Degraded != "", "degraded: %s %s\n", e.Degraded, inLine(e.Refusal))
 	line(e.Assumed != "", "assumed: %s\n", e.Assumed)
-	line(e.Waited > 0, "waited  %s for room\n", e.Waited)
+	line(e.Waited > 0, "waited  %s for capacity\n", e.Waited)
 	for _, s := range e.Stages {
 		line(true, "%-7s %s\n", s.Stage, s.Took)
 	}

@@ -66,7 +66,7 @@ func (emit Emit) Ledger(l *Ledger) {
 	emit("active_requests_mean", "Mean of active_requests over all targets.", sum/n)
 	emit("active_requests_variance", "Variance of active_requests over all targets.", squares/n-(sum/n)*(sum/n))
 	emit("reservations", "Reservations that have not ended.", float64(l.Reservations))
-	emit("waiting_requests", "Requests that wait for room (flow or routing.wait).", float64(l.Waiting))
+	emit("waiting_requests", "Requests that wait for capacity (flow or routing.wait).", float64(l.Waiting))
 	for _, c := range l.Classes {
 		priority := strconv.Itoa(c.Priority)
 		emit("flow_waiting_requests", "Requests that wait in the queue (flow), by model and priority.", float64(c.Requests), "model", c.Model, "priority", priority)

@@ -21,7 +21,7 @@ const clipMark = "…"
 // copy because the text shares memory with the request, which can be megabytes. Clipping twice changes nothing.
 func Clip(s string) string { return ClipTo(s, MaxClient) }
 
-// ClipTo is Clip with the bound most in bytes.
+// ClipTo is Clip with a bound of most bytes instead of MaxClient.
 func ClipTo(s string, most int) string {
 	// Headers may have any bytes, but one text that is not UTF-8 fails a whole batch of spans.
 	valid := strings.ToValidUTF8(s[:min(len(s), most+utf8.UTFMax)], "\ufffd")

@@ -112,7 +112,7 @@ var operations = map[string]string{"messages": "chat", "responses": "chat", "com
 // kinds are the kinds of stages' spans. That of the others is internal.
 var kinds = map[string]trace.SpanKind{StageLeg.String(): trace.SpanKindClient}
 
-// Decided records a decision that ended at a time in its request's span. final also ends that span: no Answer follows.
+// Decided records in the request's span that its decision ended at end. final also ends the span: no Answer follows.
 func (t *Tracer) Decided(e *Entry, end time.Time, final bool) {
 	if e == nil || e.span == nil {
 		return

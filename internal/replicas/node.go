@@ -35,7 +35,7 @@ const (
 // Options of a Node.
 type Options struct {
 	Config   *config.Fleet
-	Settings uint32 // of the function Settings; 0 is compared with nothing
+	Settings uint32 // result of the function Settings; 0: not compared with other replicas
 	// Update runs a change of the router under the lock that guards it.
 	Update func(change func(r *routing.Router, now time.Duration))
 	Log    zerolog.Logger

@@ -142,7 +142,7 @@ type store struct {
 	lost    bool
 	fails   int
 
-	// works reports whether the last attempt to open or write succeeded; tried that there was one.
+	// tried reports whether there was an attempt to open or write, works whether the last one succeeded.
 	works, tried  atomic.Bool
 	why           atomic.Value // text of the last attempt's error
 	saved, failed atomic.Uint64

@@ -34,7 +34,7 @@ func processorTime(pid int) (time.Duration, error) {
 	return sum, nil
 }
 
-// memory is the resident memory of a process in MiB: its own pages, and those of files, which are its binary's.
+// memory is the resident memory of a process in MiB: its own pages, and those mapped from files (its binary).
 type memory struct{ own, files int }
 
 func (m memory) String() string {

@@ -23,7 +23,7 @@ const (
 	legDecode  leg = "decode"
 )
 
-// transfer is a connector's part of a call.
+// transfer is what a connector does around a call: it fetches blocks, or hands them over.
 type transfer struct {
 	leg    leg
 	before func() error            // before the rank gets the request: fetch blocks

@@ -211,7 +211,7 @@ func (f *flags) check() error {
 	case f.delay < 0 || f.resend < 0:
 		return errors.New("--event-delay and --event-replay are times from 0 on")
 	case f.jsonPath != "" && f.jsonPath == f.htmlPath:
-		return fmt.Errorf("--json and --report are one file, %s", f.jsonPath)
+		return fmt.Errorf("--json and --report name the same file, %s", f.jsonPath)
 	case f.acceptance && f.jsonPath+f.htmlPath != "":
 		return errors.New("--json and --report are not written with --acceptance")
 	case f.rows != "" && !f.acceptance:

@@ -52,7 +52,7 @@ type Fleet struct {
 	// Prefill is the number of workers, the first ones, in the prefill pool of a
 	// disaggregated fleet; the others decode. 0 if all workers do both.
 	Prefill int
-	// Slow is the number of workers that take twice as long. SlowKnown tells the router.
+	// Slow is the number of workers that take twice as long. If SlowKnown, the router is told which.
 	Slow      int
 	SlowKnown bool
 	Change    fleetChange

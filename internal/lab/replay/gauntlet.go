@@ -237,8 +237,8 @@ func keepReport(path string, r *Report) error {
 // requests in the cell: the fewer requests it served, the sooner they were. Where it comes out ahead, it counts as equal.
 type Standing struct {
 	Rule Rule
-	// Means are geometric means over the cells of a rule's figure divided by the best's, in
-	// the order of compared: 1 is the best everywhere.
+	// Means has one entry for each figure of compared, in its order: the geometric mean, over all cells,
+	// of the rule's figure divided by that of the cell's best rule. A rule that is best everywhere has 1.
 	Means []float64
 	// Worst is the greatest ratio of TTFT p90, in cell At, whose best rule is Best.
 	Worst    float64

@@ -99,8 +99,8 @@ func (k Skew) Workload(name string) Workload {
 		}}
 }
 
-// OneShot describes questions after system prompts, without later turns: Tenants prompts of
-// System tokens, own texts of Own mean tokens, an open loop for 300 s.
+// OneShot describes questions without later turns, which arrive for 300 s whatever the answers. Each follows one of
+// Tenants system prompts of System tokens, and has Own tokens in the mean.
 type OneShot struct {
 	Tenants   int     `yaml:"tenants"`
 	System    int     `yaml:"system"`

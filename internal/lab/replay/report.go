@@ -34,8 +34,8 @@ type Result struct {
 	Ceiling float64 `json:"ceiling"`
 	// Throughput is output tokens per second between 10 % and 90 % of the completions.
 	Throughput float64 `json:"throughput"`
-	// CV, MaxMin and MinMean are over the requests routed to each rank. MaxMin is the
-	// number of the greatest if a rank got nothing.
+	// CV, MaxMin and MinMean are of the numbers of requests that each rank got. MaxMin is the greatest number
+	// itself if a rank got none.
 	CV      float64 `json:"cv"`
 	MaxMin  float64 `json:"max_min"`
 	MinMean float64 `json:"min_mean"`
@@ -181,7 +181,7 @@ func (r *Result) foretell(measured []*record) {
 	r.TTFTError50, r.TTFTError90, r.ITLError50 = percentile(first, 0.5), percentile(first, 0.9), percentile(token, 0.5)
 }
 
-// serve counts the requests that met the target, in all and by tenant.
+// serve counts the requests whose first token met its latency target, in all and for each tenant.
 func (r *Result) serve(measured []*record) {
 	if len(measured) == 0 {
 		return

@@ -28,8 +28,8 @@ type Conditions struct {
 	// Skew is the fraction of requests that the first replica gets; the others get the rest in
 	// turn. 0 means that all take turns.
 	Skew float64 `yaml:"skew"`
-	// ShareDelay lets replicas send each other their bookings and conversations, that many seconds late; nil: they share
-	// nothing. With ShareCredit they share the prompts that they sent, too.
+	// ShareDelay is the seconds until replicas hear of each other's bookings and conversations; nil: they share nothing.
+	// With ShareCredit they also share the prompts that they sent.
 	ShareDelay  *float64 `yaml:"share_delay"`
 	ShareCredit bool     `yaml:"share_credit"`
 }
@@ -370,7 +370,7 @@ func (s *simulation) uncached(rec *record) int64 {
 	return max(int64(rec.Prompt)-best, 0)
 }
 
-// serve places waiting requests whose target has room, and four times a second all that may go elsewhere.
+// serve places waiting requests whose target has capacity, and four times a second all that may go elsewhere.
 func (s *simulation) serve() {
 	all := s.now >= s.nextLook
 	if all {

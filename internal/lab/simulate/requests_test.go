@@ -280,7 +280,7 @@ func (o *office) check() {
 	}
 }
 
-// checkTarget: no target has more requests than it may, and none has room for a request that waits.
+// checkTarget: no target has more requests than it may, and none has capacity for a request that waits.
 func (o *office) checkTarget(worker string, active int) {
 	if active > o.most && !o.moved {
 		failf("limits hold", "%s has %d requests, want at most %d", worker, active, o.most)

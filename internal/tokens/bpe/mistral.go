@@ -19,7 +19,7 @@ type MistralFile struct {
 
 // MistralSettings is the member model_settings_builder of tekken.json.
 type MistralSettings struct {
-	// Effort is nil if requests have no effect on the prompt by their reasoning effort.
+	// Effort is nil if the reasoning effort of a request does not change the prompt.
 	Effort *struct {
 		Values  []string `json:"values"`
 		Default string   `json:"default"`

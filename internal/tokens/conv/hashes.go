@@ -57,9 +57,9 @@ func (h hashes) memory() (n int) {
 	return n
 }
 
-// AppendHashes appends the hashes of the whole blocks of ids, which must be those of t's last result. Hashes that are
-// not cached are computed by hash, which chains the blocks of ids after parent, and cached. seed stands for everything
-// else that the hashes depend on, and block, the number of ids per block, is positive.
+// AppendHashes appends the hashes of the whole blocks of ids, which must be those of t's last result. It computes the
+// hashes that are not cached with hash, which chains the blocks of ids after parent, and caches them. seed stands for
+// everything else that the hashes depend on, and block, the number of ids per block, is positive.
 func AppendHashes[H ~uint64](t *Turn, dst []H, seed H, ids []uint32, block int, hash func(dst []H, parent H, ids []uint32, block int) []H) []H {
 	n := len(ids) / block
 	stored, all := t.hashes(uint64(seed), block)

@@ -323,7 +323,7 @@ func (w *mistralWriter) joined(m *mistralMessage, sep string) (out []mistralChun
 	return out
 }
 
-// textOf returns the text of joined chunks, all of which are text and so at most one.
+// textOf returns the text of chunks that are texts, and were joined to at most one.
 func textOf(chunks []mistralChunk) string {
 	if len(chunks) == 0 {
 		return ""

@@ -509,8 +509,8 @@ func nearestRatio(width, height, tile, least, most int) (columns, rows int) {
 	return columns, rows
 }
 
-// deepseekGrid returns the number of tokens of the whole image, whole tokens wide and high, and of its tiles, side tokens
-// wide and high each: one more ends each row, and one separates the two. The tokens are all the same, so rows is 1.
+// deepseekGrid returns the number of tokens of an image: those of the whole image (whole x whole), those of its tiles
+// (each side x side), one at the end of each row, and one between image and tiles. All have one id, so they are one row.
 func deepseekGrid(whole, side, columns, rows int) (int, int) {
 	n := whole*(whole+1) + 1
 	if columns*rows > 0 {

@@ -23,7 +23,7 @@ var ErrUnknown = errors.New("no such tokenizer")
 func Open(name string) (fs.FS, error) {
 	if b, ok := strings.CutPrefix(name, Builtin); ok {
 		if st, err := fs.Stat(builtin, b); err != nil || !st.IsDir() {
-			return nil, fmt.Errorf("%w: builtin has no %q: there is qwen3", ErrUnknown, b)
+			return nil, fmt.Errorf("%w: builtin has only qwen3, not %q", ErrUnknown, b)
 		}
 		return fs.Sub(builtin, b)
 	}

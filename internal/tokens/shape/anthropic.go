@@ -32,7 +32,7 @@ type anthropicRules struct {
 	hasImage func(block *jinja.Dict) bool
 	// reasoning: thinking blocks become the message's reasoning, and redacted ones are ignored.
 	reasoning bool
-	// result adds a tool result to the conversation, or to the parts of its message.
+	// result adds a tool result to the conversation, or to the parts of the message that has it.
 	result func(c *anthropicChat, role string, block *jinja.Dict, parts []jinja.Value) []jinja.Value
 	// customTools: tools that Anthropic's servers execute are omitted.
 	customTools bool

@@ -21,8 +21,8 @@ type Other struct {
 	Shared int
 }
 
-// Others returns a batch's prompts after the first, whose ids are given, up to the bounds, the end of ctx, or the first
-// prompt that has no ids.
+// Others returns the prompts of a batch after the first one, whose ids are first. It stops at the bounds, at the first
+// prompt that has no ids, and when ctx ends.
 func (m *Model) Others(ctx context.Context, first []uint32, turn *conv.Turn, engine Engine) (others []Other) {
 	one := *turn.Request
 	switch one.Form {

@@ -123,8 +123,8 @@ func assemble(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts, s
 	w.Fill(p.Name, p.Status.PodIP, port)
 	for _, e := range []*string{&w.Events.Endpoint, &w.Events.Replay} {
 		if *e != facts.Events.Endpoint && *e != facts.Events.Replay {
-			// Facts describe the queried port's own engine; a template describes the pod's
-			// first engine, and the ports of the others follow.
+			// An endpoint from facts belongs to the queried port's own engine. One from a template belongs
+			// to the pod's first engine; those of the others have the ports after it.
 			if own, err := workers.RankEndpoint(*e, i); err == nil {
 				*e = own
 			}
