@@ -113,8 +113,8 @@ type progress struct {
 	// Factor and TokenFactor multiply what the model's coefficients say.
 	Factor      float64 `json:"factor"`
 	TokenFactor float64 `json:"token_factor"`
-	// Booked is the seconds of prefill ever booked, Done how many of them first tokens have shown to be computed, Due
-	// when all are expected to be, and Next how many of them wait for the running step to end.
+	// Booked is the seconds of prefill that were booked so far. Done is how many of them are computed, as first tokens
+	// have shown. Due is when all are expected to be computed. Next is how many wait for the running step to end.
 	Booked float64       `json:"booked,omitempty"`
 	Done   float64       `json:"done,omitempty"`
 	Due    time.Duration `json:"due,omitempty"`

@@ -145,7 +145,7 @@ func (r *Router) export(q *Query) *State {
 	return s
 }
 
-// export lists the conversations that a query, whose own has the key, can meet; all if it is nil.
+// export lists the conversations that can matter to a query, whose own conversation has the key; all of them if q is nil.
 func (c *conversations) export(q *Query, key Key) (list []ConversationState, shared []SharedState) {
 	var wanted map[uint32]bool
 	if q != nil {

@@ -21,13 +21,17 @@ func runEngineSim(ctx context.Context, io streams, args []string) error {
 	if *hashAlgo != "" {
 		fmt.Fprintln(io.err, "--hash-algo has no effect any more: readers of events do not look into hashes")
 	}
-	var err error
-	if opts.TokenizerFS, err = openTokenizer(ctx, io, *tokenizer); err != nil {
+	files, err := openTokenizer(ctx, io, *tokenizer)
+	if err != nil {
 		return err
 	}
 	loaded := during(io.err, "loading tokenizer "+*tokenizer)
-	e, err := enginesim.Start(ctx, opts)
+	opts.Tokenizer, err = enginesim.LoadTokenizer(files)
 	loaded()
+	if err != nil {
+		return err
+	}
+	e, err := enginesim.Start(ctx, opts)
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,6 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
-	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
 const compose = "../../docs/examples/compose/"
@@ -259,14 +258,11 @@ func TestQuickstart(t *testing.T) {
 	if !ok || !shown {
 		t.Fatal("got a page without its configuration or its table")
 	}
-	files, err := models.Open(models.Builtin + "qwen3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tok := simTokenizer(t)
 	for _, kind := range []enginesim.EngineKind{enginesim.VLLM, enginesim.SGLang} {
 		t.Run(string(kind), func(t *testing.T) {
 			e, err := enginesim.Start(t.Context(), enginesim.Options{
-				Engine: kind, Model: "Qwen/Qwen3-8B", TokenizerFS: files, EventsEndpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0",
+				Engine: kind, Model: "Qwen/Qwen3-8B", Tokenizer: tok, EventsEndpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0",
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"runtime/debug"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,12 +13,6 @@ import (
 // so collections are cheap and rare: 15 took no measurable CPU time more than Go's default of 100,
 // and far less memory; 10 did. GOGC and GOMEMLIMIT in the environment take precedence.
 const collectPercent = 15
-
-func boundMemory() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(collectPercent)
-	}
-}
 
 // dropFilePages unmaps the binary's pages, most of which are needed at the start only: parsers, tables and embedded files. A page
 // that is used again is mapped again from the page cache. That is safe, because it skips mappings that can be written or have a

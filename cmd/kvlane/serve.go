@@ -86,7 +86,9 @@ func runServe(ctx context.Context, io streams, args []string) error {
 	for _, text := range a.pool.ignored {
 		log.Warn().Msg(text)
 	}
-	boundMemory()
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(collectPercent)
+	}
 	hangUp := make(chan os.Signal, 1)
 	signal.Notify(hangUp, syscall.SIGHUP) // by default it ends the process
 	defer signal.Stop(hangUp)

@@ -136,15 +136,26 @@ func TestServeWarnsAsCheckDoes(t *testing.T) {
 	}
 }
 
-// A feed that breaks is a warning in the log; those that end with Kvlane are not.
-func TestAStopWarnsOfNoFeed(t *testing.T) {
+// simTokenizer returns Qwen3's tokenizer for simulated engines.
+func simTokenizer(t *testing.T) *enginesim.Tokenizer {
+	t.Helper()
 	files, err := models.Open(models.Builtin + "qwen3")
 	if err != nil {
 		t.Fatal(err)
 	}
+	tok, err := enginesim.LoadTokenizer(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok
+}
+
+// A feed that breaks is a warning in the log; those that end with Kvlane are not.
+func TestAStopWarnsOfNoFeed(t *testing.T) {
+	tok := simTokenizer(t)
 	list, engines := "workers: {static: [", []*enginesim.Engine{}
 	for _, kind := range []enginesim.EngineKind{enginesim.VLLM, enginesim.VLLM, enginesim.TRTLLM} {
-		e, err := enginesim.Start(context.Background(), enginesim.Options{Model: "demo", Engine: kind, TokenizerFS: files, EventsEndpoint: "tcp://127.0.0.1:0"})
+		e, err := enginesim.Start(context.Background(), enginesim.Options{Model: "demo", Engine: kind, Tokenizer: tok, EventsEndpoint: "tcp://127.0.0.1:0"})
 		if err != nil {
 			t.Fatal(err)
 		}

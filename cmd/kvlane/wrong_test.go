@@ -27,7 +27,6 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
-	"github.com/kvlane/kvlane/internal/tokens/models"
 )
 
 // noWorkers is in /readyz of a configuration without workers.
@@ -131,12 +130,9 @@ func checkSilentRows(t *testing.T, cases map[string]map[string]bool) {
 // Every row of "Silent ways to be wrong" in docs/troubleshooting.md: what is wrong is in the log, in the warnings of /readyz, in
 // /debug/workers and in the metrics. Intervals are an hour: the first check or the first load report says it, or nothing does.
 func TestSilentFailures(t *testing.T) {
-	files, err := models.Open(models.Builtin + "qwen3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tok := simTokenizer(t)
 	engine := func(o enginesim.Options) *enginesim.Engine {
-		o.TokenizerFS, o.EventsEndpoint = files, "tcp://127.0.0.1:0"
+		o.Tokenizer, o.EventsEndpoint = tok, "tcp://127.0.0.1:0"
 		e, err := enginesim.Start(context.Background(), o)
 		for tries := 0; o.Ranks > 1 && tries < 50 && (tries == 0 || err != nil); tries++ { // rank r publishes at port + r
 			if e != nil {

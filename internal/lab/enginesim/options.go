@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"strconv"
 	"strings"
 	"time"
@@ -46,8 +45,7 @@ type Options struct {
 	Blocks      int // per rank, default 4096; vLLM keeps one for itself
 	MaxModelLen int // tokens of prompt and answer, default what the blocks hold, at most 131072
 
-	TokenizerFS fs.FS      // holds tokenizer.json or tokenizer.json.gz; read unless Tokenizer is set
-	Tokenizer   *Tokenizer // may be shared between engines
+	Tokenizer *Tokenizer // required; see LoadTokenizer; may be shared between engines
 
 	EventsEndpoint string // "tcp://127.0.0.1:0" (any port), "tcp://*:5557" (port + rank), "ipc://path"; empty: no events
 	EventsConnect  bool   // connect to a bound subscriber instead of binding
@@ -203,14 +201,8 @@ func (o *Options) complete() error {
 		return fmt.Errorf("kv lease %v: want a time from 0 on", o.KVLease)
 	case o.MaxModelLen > usable:
 		return fmt.Errorf("max model len %d is more than the cache holds (%d tokens)", o.MaxModelLen, usable)
-	case o.Tokenizer == nil && o.TokenizerFS == nil:
+	case o.Tokenizer == nil:
 		return errors.New("no tokenizer")
-	}
-	if o.Tokenizer == nil {
-		var err error
-		if o.Tokenizer, err = LoadTokenizer(o.TokenizerFS); err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -510,8 +510,8 @@ func sglangAnthropicTool(d *jinja.Dict, schema jinja.Value) jinja.Value {
 		kv{"defer_loading", member(d, "defer_loading")})
 }
 
-// turns returns a conversation with a system message after the first turn. Engines render it once
-// to detect how a template handles that.
+// turns returns a conversation that has the system message late after its first turn. Engines render it once to detect
+// how a template handles that.
 func turns(late string) *jinja.Dict {
 	turn := func(role, text string) jinja.Value { return jinja.FromDict(chatMessage(role, jinja.String(text))) }
 	return dict(kv{"messages", jinja.List([]jinja.Value{turn(roleSystem, "t"), turn(roleUser, "t"), turn(roleSystem, late), turn(roleUser, "t")})},

@@ -50,7 +50,7 @@ type resource[Spec, Status any] struct {
 	Status Status `json:"status"`
 }
 
-// none is a part of an object that is not read.
+// none is the type of a Spec or Status that Kvlane does not read.
 type none struct{}
 
 // DeepCopyObject implements runtime.Object. Specification and status are shared: they are not changed.
