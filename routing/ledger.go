@@ -22,7 +22,7 @@ type Load struct {
 	TransferTokens int64 `json:"transfer_tokens"`
 }
 
-// ReservationID identifies a booking. 0 is none. Ids are not reused.
+// ReservationID identifies a reservation. 0 is none. Ids are not reused.
 type ReservationID uint64
 
 // phase is the progress of a booked request.
@@ -73,7 +73,7 @@ type ledger struct {
 	slab []reservation
 	free []uint32
 	live int
-	// doubles counts releases of bookings that had already been released.
+	// doubles counts releases of reservations that had already been released.
 	doubles uint64
 }
 
@@ -131,7 +131,7 @@ func (r *Router) book(now time.Duration, res reservation, seen bool) Reservation
 	return r.ledger.add(res)
 }
 
-// begin notes that a booking waits for a target from now on.
+// begin notes that a reservation waits for a target from now on.
 func (r *Router) begin(res *reservation, now time.Duration) {
 	r.bookings++
 	res.Since, res.Number = now, r.bookings
@@ -200,7 +200,7 @@ func (r *Router) enter(id ReservationID, next phase) bool {
 }
 
 // PrefillDone records that the prefill target of a disaggregated request has computed the prompt. Its KV cache is in
-// transfer until FirstToken. It reports whether the booking was in its prefill phase: where both legs run concurrently
+// transfer until FirstToken. It reports whether the prompt was still being computed: where both legs run concurrently
 // the first token may come before. In both cases the answer shows that the prefill target works.
 func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 	res := r.ledger.get(id)
@@ -220,9 +220,9 @@ func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 	return r.enter(id, transferring)
 }
 
-// FirstToken records the first token of a request: its prefill no longer queues. It
-// reports whether this was the first call for the booking. It proves nothing about a prefill target, see PrefillDone:
-// where both legs run concurrently, decode's headers or error may come before any prefill.
+// FirstToken records the first token of a request: its prefill no longer queues. It reports whether this was the first
+// call for the reservation. It proves nothing about a prefill target, see PrefillDone: where both legs run
+// concurrently, decode's headers or error may come before any prefill.
 func (r *Router) FirstToken(now time.Duration, id ReservationID) bool {
 	if res := r.ledger.get(id); res != nil {
 		t := r.waitsFor(res)
@@ -238,7 +238,7 @@ func (r *Router) FirstToken(now time.Duration, id ReservationID) bool {
 	return r.enter(id, decoding)
 }
 
-// Release ends a booking. Call it once for every plan; further calls have no effect, are counted and return false.
+// Release ends a reservation. Call it once for every plan; further calls have no effect, are counted and return false.
 func (r *Router) Release(now time.Duration, id ReservationID) bool {
 	res := r.ledger.get(id)
 	if res == nil {
@@ -267,8 +267,8 @@ func (r *Router) left(now time.Duration, res *reservation) {
 	}
 }
 
-// Rebook moves a booking and its conversation to the target that served the request
-// after a retry of the data plane. It reports whether the booking and the slot exist.
+// Rebook moves a reservation and its conversation to the target that served the request
+// after a retry of the data plane. It reports whether the reservation and the slot exist.
 func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot) bool {
 	res := r.ledger.get(id)
 	if res == nil || int(served) >= len(r.targets) || !r.targets[served].used {
@@ -290,7 +290,7 @@ func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot
 	return true
 }
 
-// change moves a booking's load: change sets its new targets or phase. Its time to the first token is predicted anew.
+// change moves the load of res: change sets its new targets or phase. Its time to the first token is predicted again.
 func (r *Router) change(now time.Duration, res *reservation, change func()) {
 	seen := res.Forecast.learns
 	r.left(now, res)
@@ -304,7 +304,7 @@ func (r *Router) change(now time.Duration, res *reservation, change func()) {
 	r.apply(res, 1)
 }
 
-// Live is the number of bookings that have not been released.
+// Live is the number of reservations that have not been released.
 func (r *Router) Live() int { return r.ledger.live }
 
 // DoubleReleases is the number of releases without effect. Above 0 it is a bug of the caller.

@@ -128,7 +128,7 @@ type progress struct {
 	Booking time.Duration `json:"booking,omitempty"`
 }
 
-// forecast is what was predicted for a booking.
+// forecast is what was predicted for a reservation.
 type forecast struct {
 	// Expected is when the first token is expected, 0 after it came and if it will not be observed.
 	Expected time.Duration `json:"expected,omitempty"`
@@ -139,9 +139,9 @@ type forecast struct {
 	// of its own delays others, and mark is the target's Booked with it. work is 0 once it is not awaited any more.
 	// withdrawn is that of the target at the booking.
 	ahead, own, later, work, mark, withdrawn float64
-	// learns is set if the next observation of the booking is a sample to learn from. behind is set if its first token
-	// is not one: nearly all of its wait was for the prompts before it, and learning would attribute their time to a
-	// request almost without prefill.
+	// learns is set if the next observation of the reservation is a sample to learn from. behind is set if its first
+	// token is not one: nearly all of its wait was for the prompts before it, and learning would attribute their time
+	// to a request almost without prefill.
 	learns, behind bool
 }
 
@@ -272,7 +272,7 @@ func adapt(factor *float64, predicted, observed float64) {
 	*factor = min(max(*factor*(1+min(max(e, -0.2), 0.2)/16)+(1-*factor)/1024, 1.0/maxFactor), maxFactor)
 }
 
-// computes returns the target that computes a booking's prompt, nil if it is gone.
+// computes returns the target that computes a reservation's prompt, nil if it is gone.
 func (r *Router) computes(res *reservation) *target {
 	if res.Prefill != NoSlot {
 		return r.targetOf(res.Prefill, res.prefillGen)
@@ -280,7 +280,7 @@ func (r *Router) computes(res *reservation) *target {
 	return r.targetOf(res.Decode, res.decodeGen)
 }
 
-// expect notes what is predicted for a new booking. Call it before its load is applied. seen reports that its first
+// expect notes what is predicted for a new reservation. Call it before its load is applied. seen reports that its first
 // token will be observed.
 func (r *Router) expect(now time.Duration, res *reservation, seen bool) {
 	t := r.computes(res)
@@ -305,7 +305,7 @@ func (r *Router) expect(now time.Duration, res *reservation, seen bool) {
 	res.Forecast = w
 }
 
-// computed notes that the prompt of a booking, and all that was booked before, is computed: engines are first in first out.
+// computed notes that the prompt of res, and all that was booked before, is computed: engines are first in first out.
 func (r *Router) computed(now time.Duration, res *reservation) {
 	w := &res.Forecast
 	t := r.computes(res)

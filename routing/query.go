@@ -44,7 +44,7 @@ type Query struct {
 	// Whole reports that the answer is not streamed: its first token cannot be observed.
 	Whole bool `json:"whole,omitempty"`
 	// Lookup reports that the engine computes nothing: it reads or cancels an answer that it has. No limit or cap
-	// refuses it, and its answer does not show that the engine computes. Other replicas do not get its booking.
+	// refuses it, and its answer does not show that the engine computes. Other replicas do not get its reservation.
 	Lookup bool `json:"lookup,omitempty"`
 	// Idle reports that the engine only counts or builds the prompt: its answer tells nothing of how it computes.
 	Idle bool `json:"idle,omitempty"`

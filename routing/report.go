@@ -34,7 +34,7 @@ type reported struct {
 	// in a row say about the KV cache, nearly what this one says; see Router.saturated.
 	seen, before int64
 	nearly, full bool
-	// started is above the Numbers of the bookings that the engine has started on: it reported no waiting requests
+	// started is above the Numbers of the reservations that the engine has started on: it reported no waiting requests
 	// after they were sent. Without it, requests that are not streamed would count as queued until they end.
 	started uint64
 }
@@ -98,7 +98,7 @@ func (r *Router) ReportWorker(now time.Duration, worker string, rep Report) int 
 	return taken
 }
 
-// noteStarted marks all bookings of a target as started if a report without waiting requests was
+// noteStarted marks all reservations of a target as started if a report without waiting requests was
 // measured more than onItsWay after the last booking.
 func (r *Router) noteStarted(t *target, rep Report) {
 	if rep.Waiting == 0 && rep.At > t.booked+onItsWay {

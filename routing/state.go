@@ -304,10 +304,10 @@ func (r *Router) importLedger(s *State) error {
 			continue
 		}
 		if res.Phase > decoding {
-			return fmt.Errorf("import: booking %d is in phase %d", i, res.Phase)
+			return fmt.Errorf("import: reservation %d is in phase %d", i, res.Phase)
 		}
 		if (!ss.DecodeVoid && r.slotUnknown(res.Decode)) || (!ss.PrefillVoid && res.Prefill != NoSlot && r.slotUnknown(res.Prefill)) {
-			return fmt.Errorf("import: booking %d is on a slot that is not used", i)
+			return fmt.Errorf("import: reservation %d is on a slot that is not used", i)
 		}
 		if ss.DecodeVoid {
 			res.decodeGen = ^uint32(0)

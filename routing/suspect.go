@@ -113,7 +113,7 @@ func (r *Router) failed(t *target, res *reservation) {
 }
 
 // BrokenOff tells the router whether the engine broke off an answer that had begun, which only Envoy's access log knows,
-// after the booking was released. It returns broken: after a broken answer, report whole ones too.
+// after the reservation was released. It returns broken: after a broken answer, report whole ones too.
 // Unknown targets are ignored.
 func (r *Router) BrokenOff(slot kvindex.Slot, target kvindex.Target, broken bool) bool {
 	if r.slotUnknown(slot) || r.targets[slot].info.Target != target {
@@ -191,7 +191,7 @@ func (r *Router) awake(now time.Duration) {
 	}
 }
 
-// waitsFor returns the target that owes the booking its next step, nil if none does.
+// waitsFor returns the target that owes the reservation its next step, nil if none does.
 func (r *Router) waitsFor(res *reservation) *target {
 	switch {
 	case res.Phase == unused || res.Phase == decoding:
@@ -203,14 +203,14 @@ func (r *Router) waitsFor(res *reservation) *target {
 	}
 }
 
-// waitOf is the wait of a booking on a target so far. First tokens of other requests
+// waitOf is the wait of a reservation on a target so far. First tokens of other requests
 // show that the target works: it counts from the last one.
 func (r *Router) waitOf(now time.Duration, res *reservation, t *target) wait {
 	took := now - max(res.Since, t.health.Heard)
 	return wait{res.Since, took, took.Seconds() * t.speed / float64(res.Owed+suspectBase)}
 }
 
-// answered notes that a target, which may be nil, has done what a booking waited for.
+// answered notes that a target, which may be nil, has done what a reservation waited for.
 func (r *Router) answered(now time.Duration, res *reservation, t *target) {
 	r.awake(now)
 	if t == nil || res.Failed || res.Lookup || res.Idle {
@@ -225,7 +225,7 @@ func (r *Router) answered(now time.Duration, res *reservation, t *target) {
 	}
 }
 
-// ended notes how a booking ended. The end of a copy shows neither a failure nor a wait: it
+// ended notes how a reservation ended. The end of a copy shows neither a failure nor a wait: it
 // may be dropped because its replica is gone.
 func (r *Router) ended(now time.Duration, res *reservation) {
 	r.awake(now)

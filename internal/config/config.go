@@ -439,7 +439,7 @@ func DefaultKubernetes() Kubernetes { return Kubernetes{Worker: defaultWorker()}
 
 func defaultDNS() DNS { return DNS{Every: Duration(5 * time.Second), Worker: defaultWorker()} }
 
-// DefaultModel is an entry of models as an empty one is read.
+// DefaultModel returns the defaults of an entry of models.
 func DefaultModel() Model {
 	return Model{Engine: "vllm", ToolParser: true, CacheBytes: 16 << 20, Check: Check{Every: 1000, Retry: Duration(time.Minute), Timeout: Duration(5 * time.Second), MaxBody: 1 << 20}}
 }

@@ -18,8 +18,8 @@ func (p *Protocol) clean(r *body.Request) []body.Edit {
 }
 
 // Clean returns the edits that remove a client's own transfer parameters, nil if there are none: an engine would fetch
-// blocks from an address in them, whether or not Kvlane has a connector. So it does vLLM's kv_cache_report_mode: the engine
-// would report blocks again that stay counted after their eviction. Sources: vLLM 0.33, SGLang 0.5.23, TensorRT-LLM.
+// blocks from an address in them, whether or not Kvlane has a connector. They also remove vLLM's kv_cache_report_mode, by
+// which it reports blocks twice: these would stay counted when evicted. Sources: vLLM 0.33, SGLang 0.5.23, TensorRT-LLM.
 func Clean(r *body.Request) []body.Edit { return clean(r, false) }
 
 func clean(r *body.Request, everyID bool) []body.Edit {

@@ -72,7 +72,7 @@ func TRTSession(conversation string) []Header {
 	return []Header{{"x-session-id", conversation}}
 }
 
-var errOneChoice = errors.New("the context answer has not exactly one choice")
+var errOneChoice = errors.New("the context answer does not have exactly one choice")
 
 // trtDecode builds the generation request from the context answer.
 func trtDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {

@@ -141,7 +141,7 @@ func newID(name string) string {
 	return name[:min(len(name), 63)] + "-" + strings.ToLower(rand.Text()[:10])
 }
 
-// Settings hashes what has to be the same on all replicas. Its 16 bits do not confirm a guessed key.
+// Settings hashes what has to be the same on all replicas. It has 16 bits only, too few to confirm a guess of the key.
 func Settings(i *config.Index) uint32 {
 	secret, _ := i.Secret() // was read before
 	sum := derive(secret, fmt.Sprint("settings ", i.BlockSize))

@@ -67,7 +67,7 @@ type count int
 func (c *count) UnmarshalJSON(text []byte) error {
 	var v float64
 	if err := json.Unmarshal(text, &v); err != nil || math.Trunc(v) != v || math.Abs(v) > 1<<53 {
-		return fmt.Errorf("got %.40s, want a whole number of tokens", text)
+		return fmt.Errorf("%.40s: want a whole number of tokens", text)
 	}
 	*c = count(v)
 	return nil

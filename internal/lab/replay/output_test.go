@@ -22,7 +22,7 @@ func TestOutputsAreCheckedBeforeTheRun(t *testing.T) {
 		"--report " + dir + ": is a folder, not a file":         {"--report", dir, "--json", there},
 		filepath.Join(dir, "no") + ": no such folder":           {"--report", filepath.Join(dir, "no", "x.html")},
 		"--json: stat " + there + "/x: not a directory":         {"--json", there + "/x"},
-		"--json and --report are one file, " + there:            {"--json", there, "--report", there},
+		"--json and --report name the same file, " + there:      {"--json", there, "--report", there},
 		"--json and --report are not written with --acceptance": {"--json", fresh, "--acceptance"},
 	}
 	if os.Geteuid() != 0 { // root may write everything

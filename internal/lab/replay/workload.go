@@ -15,8 +15,8 @@ type Request struct {
 	Prompt, Output int
 	// Blocks name the prompt's full blocks; a name stands for the whole prefix up to its block.
 	Blocks []uint64
-	// Answer names the full blocks after these that prompt and output have together, as far
-	// as a later request repeats them.
+	// Answer names the full blocks of prompt and output together that come after Blocks, up to the last
+	// one that a later request repeats.
 	Answer []uint64
 	// WarmUp requests are not measured.
 	WarmUp bool
