@@ -24,7 +24,9 @@ type encoder struct {
 	spacing []byte // text with a space put before it
 	added   []byte // text as the normalizer of a SentencePiece model leaves it
 	steps   []uint32
-	sums    []float64 // see viterbi
+	paths   []openPath // see viterbi
+	sum     float64    // of the text before the word
+	sure    bool       // the ids of the word are the same after any text, see summed
 
 	// recording, cuts, cutBase and lastCut record the cuts of the text being encoded.
 	recording bool
@@ -36,7 +38,7 @@ type encoder struct {
 }
 
 func newEncoder(t *Tokenizer) *encoder {
-	return &encoder{t: t, front: new([1 << (frontBits - 1)][2]frontWord), broad: new([1 << (broadBits - 1)][2]broadWord), long: newStore(1<<13, longText, longText/4)}
+	return &encoder{t: t, sure: true, front: new([1 << (frontBits - 1)][2]frontWord), broad: new([1 << (broadBits - 1)][2]broadWord), long: newStore(1<<13, longText, longText/4)}
 }
 
 // maxScratch bounds, in bytes, each buffer that is kept between texts.

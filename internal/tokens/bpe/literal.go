@@ -13,13 +13,7 @@ type literalBPE struct {
 
 // literalBPE returns the model of a tokenizer that runs as a pipeline.
 func (t *Tokenizer) literalBPE(head *modelHead) error {
-	m := &literalBPE{t: t, fallback: head.ByteFallback, unk: maxID, fuse: head.FuseUnk}
-	for b := range 256 {
-		m.bytes[b] = maxID
-		if id, _, ok := t.vocab.find([]byte(fmt.Sprintf("<0x%02X>", b))); ok {
-			m.bytes[b] = id
-		}
-	}
+	m := &literalBPE{t: t, fallback: head.ByteFallback, bytes: t.byteTokens(), unk: maxID, fuse: head.FuseUnk}
 	if head.Unk != nil {
 		id, _, ok := t.vocab.find([]byte(*head.Unk))
 		if !ok {
@@ -84,11 +78,11 @@ func (m *literalBPE) symbols(dst []uint64, word string, wanted *watch) []uint64 
 			dst = append(dst, uint64(id))
 			continue
 		}
-		if m.fallback && m.spells(symbol) {
-			for _, b := range symbol {
-				dst = append(dst, uint64(m.bytes[b]))
+		if m.fallback {
+			if spelled, ok := appendBytes(dst, &m.bytes, symbol); ok {
+				dst = spelled
+				continue
 			}
-			continue
 		}
 		if m.unk == maxID {
 			continue // the library drops it
@@ -102,12 +96,25 @@ func (m *literalBPE) symbols(dst []uint64, word string, wanted *watch) []uint64 
 	return dst
 }
 
-// spells reports whether each byte has a token.
-func (m *literalBPE) spells(symbol []byte) bool {
-	for _, b := range symbol {
-		if m.bytes[b] == maxID {
-			return false
+// byteTokens are the tokens "<0x00>" to "<0xFF>" of a vocabulary, maxID for those that it lacks.
+func (t *Tokenizer) byteTokens() (ids [256]uint32) {
+	for b := range ids {
+		ids[b] = maxID
+		if id, ok := t.TokenID(fmt.Sprintf("<0x%02X>", b)); ok {
+			ids[b] = id
 		}
 	}
-	return true
+	return ids
+}
+
+// appendBytes appends the tokens of the bytes of a text; false if one has none.
+func appendBytes[T uint32 | uint64](dst []T, tokens *[256]uint32, text []byte) ([]T, bool) {
+	at := len(dst)
+	for _, b := range text {
+		if tokens[b] == maxID {
+			return dst[:at], false
+		}
+		dst = append(dst, T(tokens[b]))
+	}
+	return dst, true
 }

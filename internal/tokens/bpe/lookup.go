@@ -156,7 +156,7 @@ func (enc *encoder) second(dst []uint32, text []byte, from, end int, parts bool)
 		return dst[:at+int(w.ids[0]>>countAt)]
 	}
 	dst = enc.merged(dst, text, from, end, parts)
-	if len(dst)-at <= frontIDs {
+	if len(dst)-at <= frontIDs && enc.sure {
 		// The newer of the two entries moves to the second place.
 		bucket[1], bucket[0].key = bucket[0], [2]uint64{k0, k1}
 		pack(bucket[0].ids[:], dst[at:])
@@ -193,7 +193,7 @@ func (enc *encoder) merged(dst []uint32, text []byte, from, end int, parts bool)
 	if !done {
 		dst = enc.spelled(dst, word)
 	}
-	if n, size := len(dst)-at, len(word); size <= maxWord && (size > broadSize || n > broadIDs || size <= frontSize && n > frontIDs) {
+	if n, size := len(dst)-at, len(word); size <= maxWord && enc.sure && (size > broadSize || n > broadIDs || size <= frontSize && n > frontIDs) {
 		enc.long.put(h, word, dst[at:])
 	}
 	return dst
@@ -230,7 +230,7 @@ func (enc *encoder) longWord(dst []uint32, text []byte, from, end int, parts boo
 		}
 	}
 	dst = enc.merged(dst, text, from, end, parts)
-	if bucket != nil && len(dst)-at <= broadIDs {
+	if bucket != nil && len(dst)-at <= broadIDs && enc.sure {
 		bucket[1], bucket[0].key = bucket[0], key
 		pack(bucket[0].ids[:], dst[at:])
 	}

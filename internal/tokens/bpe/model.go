@@ -1,10 +1,13 @@
 package bpe
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // modelHead is the model member of tokenizer.json without its tables.
@@ -162,16 +165,9 @@ func (t *Tokenizer) byteSymbols() error {
 
 // spaceSymbols finds the token of each character and of each byte, and whether text may be cut before spaces.
 func (t *Tokenizer) spaceSymbols() error {
-	for b := range 256 {
-		token := fmt.Sprintf("<0x%02X>", b)
-		id, ok := t.TokenID(token)
-		if !ok && t.sp.unk != maxID {
-			id, ok = maxID, true
-		}
-		if !ok {
-			return unsupported("byte_fallback without the token %s", token)
-		}
-		t.sp.bytes[b] = id
+	t.sp.bytes = t.byteTokens()
+	if b := slices.Index(t.sp.bytes[:], maxID); b >= 0 && t.sp.unk == maxID {
+		return unsupported("byte_fallback without the token <0x%02X>", b)
 	}
 	t.sp.bmp = make([]uint32, 0x10000)
 	for i := range t.sp.bmp {
@@ -196,7 +192,7 @@ func (t *Tokenizer) spaceSymbols() error {
 			t.byteID[b] = min(t.sp.bytes[b], t.sp.unk)
 		}
 	}
-	if t.splitter == (wholeSplit{}) && !t.ignoreMerges && !t.spaceJoins() {
+	if t.splitter == (wholeSplit{}) && !t.ignoreMerges && !slices.ContainsFunc(t.merges.result, t.vocab.spaceInside) {
 		t.splitter = spaceSplit{}
 	}
 	return nil
@@ -214,30 +210,13 @@ func (t *Tokenizer) pairASCII() {
 
 // onlyRune returns the character that b consists of, if it is exactly one.
 func onlyRune(b []byte) (rune, bool) {
-	var first rune
-	n := 0
-	for _, r := range string(b) {
-		first = r
-		n++
-		if n > 1 {
-			return 0, false
-		}
-	}
-	return first, n == 1
+	r, n := utf8.DecodeRune(b)
+	return r, n > 0 && n == len(b)
 }
 
-// spaceJoins reports whether any merge joins a part that ends in a non-space to a part that
-// starts with a space. Only tokens that merges produce matter.
-func (t *Tokenizer) spaceJoins() bool {
-	for _, id := range t.merges.result {
-		b := t.vocab.bytes(id)
-		for i := 1; i < len(b); i++ {
-			if b[i] == ' ' && b[i-1] != ' ' {
-				return true
-			}
-		}
-	}
-	return false
+// spaceInside reports whether a token has a space after a non-space.
+func (v *vocab) spaceInside(id uint32) bool {
+	return bytes.IndexByte(bytes.TrimLeft(v.bytes(id), " "), ' ') >= 0
 }
 
 // markWhole marks and returns the tokens that merging their own text yields: only these may be looked up

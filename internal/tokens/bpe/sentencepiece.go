@@ -344,13 +344,11 @@ func (m *spmModel) readUnigram(t *Tokenizer, list *tokenList) error {
 	u, scores := &unigram{unk: m.unk, fallback: m.fallback, single: true}, make([]float64, 0, len(m.pieces))
 	lowest := float32(math.MaxFloat32)
 	for _, p := range m.pieces {
-		if p.kind == pieceNormal {
-			lowest = min(lowest, p.score)
-		}
-	}
-	for _, p := range m.pieces {
 		score := float64(p.score)
-		if p.kind == pieceUser {
+		switch p.kind {
+		case pieceNormal:
+			lowest = min(lowest, p.score)
+		case pieceUser:
 			score = float64(float32(0.1 * float64(len(p.text)-1)))
 		}
 		scores = append(scores, score)
@@ -359,8 +357,7 @@ func (m *spmModel) readUnigram(t *Tokenizer, list *tokenList) error {
 		return err
 	}
 	u.unknown = float64(lowest - unkPenalty)
-	t.sp = nil
-	t.pipe.finish = (*encoder).oneWord
+	t.sp, t.pipe.finish = nil, (*encoder).summed
 	return nil
 }
 

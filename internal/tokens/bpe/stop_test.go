@@ -282,6 +282,7 @@ func TestPassesWithoutAStopAreShort(t *testing.T) {
 		steps[i] = 1<<packedID | 7
 	}
 	ids := make([]uint32, 0, size)
+	follower := &encoder{paths: make([]openPath, 8)}
 	for name, pass := range map[string]func(){
 		"UTF-8":               func() { utf8.ValidString(word) },
 		"UTF-8, wide":         func() { utf8.ValidString(wide) },
@@ -292,7 +293,7 @@ func TestPassesWithoutAStopAreShort(t *testing.T) {
 		"SentencePiece, wide": func() { mistral.symbols(parts, bytesOf(wide)) },
 		"Unigram": func() {
 			steps[size] = 1<<packedID | 7 // the others are the same afterwards
-			letters.follow(ids, bytesOf(word), steps)
+			letters.follow(follower, ids, bytesOf(word), steps)
 		},
 	} {
 		best := time.Hour

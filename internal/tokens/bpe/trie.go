@@ -1,92 +1,56 @@
 package bpe
 
-import (
-	"bytes"
-	"slices"
-)
+// byteTrie is a trie of the tokens of a Unigram model: a hash table of its nodes, at most half full. A node is the number of
+// its slot; the root, trieRoot, has none.
+type byteTrie []trieNode
 
-// byteTrie is a double-array trie of the tokens of a Unigram model, with their scores: a step reads one unit.
-//
-// Invariant: the child of a node for byte b is the unit at base^b if its parent is the node. Bases are below len(units), a
-// multiple of 256, so base^b is, too. Of the first 256 units, where the children of leaves would be, only 0 is a node: the root.
-type byteTrie struct {
-	units []trieUnit
-	hole  int // no unit before it is free
-}
+// trieNode has its parent and the byte that leads from there to it, and the id+1 of its token. A free slot is zero.
+type trieNode struct{ key, token uint32 }
 
-// trieUnit is a node: the place of its children, its parent (noNode if the unit is free), and the score and the id+1 of its token.
-type trieUnit struct {
-	base, parent, token uint32
-	score               float64
-}
-
-const noNode, maxUnits = 1<<32 - 1, 1 << 25
+// Numbers of nodes have 24 bits, see edge.
+const maxNodes, trieRoot = 1 << 24, 1<<24 - 2
 
 // newByteTrie returns the trie of the tokens of v.
-func newByteTrie(v *vocab, scores []float64) (*byteTrie, error) {
-	ids := make([]uint32, len(v.has))
-	for id := range ids {
-		ids[id] = uint32(id) // one without text ends at the root, whose token is not read
-	}
-	slices.SortFunc(ids, func(a, b uint32) int { return bytes.Compare(v.bytes(a), v.bytes(b)) })
-	t := &byteTrie{hole: 256}
-	t.grow()
-	t.add(v, scores, ids, 0, 0)
-	if len(t.units) > maxUnits {
-		return nil, unsupported("a vocabulary whose trie has more than %d nodes", maxUnits)
-	}
-	return t, nil
-}
-
-// add completes a node whose tokens, in order, share their first depth bytes.
-func (t *byteTrie) add(v *vocab, scores []float64, ids []uint32, node uint32, depth int) {
-	for ; len(ids) > 0 && len(v.bytes(ids[0])) == depth; ids = ids[1:] {
-		t.units[node].token, t.units[node].score = ids[0]+1, scores[ids[0]]
-	}
-	var room [16]byte
-	labels := room[:0]
-	for _, id := range ids {
-		if b := v.bytes(id)[depth]; len(labels) == 0 || b != labels[len(labels)-1] {
-			labels = append(labels, b)
+func newByteTrie(v *vocab) (byteTrie, error) {
+	for size := 1 << 10; size < maxNodes; size *= 2 {
+		if t := make(byteTrie, size); t.fill(v) {
+			return t, nil
 		}
 	}
-	if len(labels) == 0 || len(t.units) > maxUnits {
-		return
-	}
-	base := t.place(labels)
-	t.units[node].base = base
-	for _, b := range labels {
-		t.units[base^uint32(b)].parent = node
-	}
-	for _, b := range labels {
-		to, _ := slices.BinarySearchFunc(ids, int(b)+1, func(id uint32, next int) int { return int(v.bytes(id)[depth]) - next })
-		t.add(v, scores, ids[:to], base^uint32(b), depth+1)
-		ids = ids[to:]
-	}
+	return nil, unsupported("a vocabulary whose trie has more than %d nodes", maxNodes/4)
 }
 
-// place returns a base for which the units of all labels are free. One label takes the first free unit; several look among the
-// last units only and append more, so that building takes linear time.
-func (t *byteTrie) place(labels []byte) uint32 {
-	for t.hole < len(t.units) && t.units[t.hole].parent != noNode {
-		t.hole++
-	}
-	at := t.hole
-	if len(labels) > 1 {
-		at = max(at, len(t.units)-512)
-	}
-	for ; ; at++ {
-		if at >= len(t.units) {
-			t.grow()
+// fill adds the tokens of v, and reports whether there was room.
+func (t byteTrie) fill(v *vocab) bool {
+	used := 0
+	for id := range v.has {
+		node := uint32(trieRoot)
+		for _, b := range v.bytes(uint32(id)) {
+			parent := node
+			if node = t.child(parent, b); t[node].key == 0 {
+				t[node].key = edge(parent, b)
+				used++
+			}
+			if used > len(t)/2 {
+				return false
+			}
 		}
-		base := uint32(at) ^ uint32(labels[0])
-		if !slices.ContainsFunc(labels, func(b byte) bool { return t.units[base^uint32(b)].parent != noNode }) {
-			return base
+		if node != trieRoot {
+			t[node].token = uint32(id) + 1
 		}
 	}
+	return true
 }
 
-// grow appends free units.
-func (t *byteTrie) grow() {
-	t.units = append(t.units, slices.Repeat([]trieUnit{{parent: noNode}}, 256)...)
+// edge is the key of a child, which is not 0.
+func edge(node uint32, b byte) uint32 { return (node+1)<<8 | uint32(b) }
+
+// child returns the slot of a node's child, or the free one where it would be.
+func (t byteTrie) child(node uint32, b byte) uint32 {
+	key, mask := edge(node, b), uint32(len(t)-1)
+	at := uint32(fold(uint64(key)^hashSeed, mulA)) & mask
+	for t[at].key != key && t[at].key != 0 {
+		at = (at + 1) & mask
+	}
+	return at
 }

@@ -16,7 +16,7 @@ import (
 // and the precision of the reference, because equal sums that are rounded differently decide which tokens are taken.
 type unigram struct {
 	vocab *vocab
-	trie  *byteTrie
+	trie  byteTrie
 	// unknown is the score of a character without a token, unk its id.
 	unknown  float64
 	unk      uint32
@@ -25,7 +25,15 @@ type unigram struct {
 	longest  int         // token, in bytes
 	// single: sums have 32 bits, as in SentencePiece itself.
 	single bool
+	// summed: the sums run over a whole text, see there. words divides it, limit and margin bound what is kept of a word.
+	summed        bool
+	words         splitter
+	scores        []float64 // by token
+	limit, margin float64
 }
+
+// openPath is the sum of the best path to a place, and the next best of those whose last token is another.
+type openPath struct{ sum, next float64 }
 
 // unkPenalty is subtracted from the lowest score of the vocabulary for the score of an unknown character.
 const unkPenalty = 10
@@ -36,8 +44,39 @@ const singleLimit = 100000
 // maxPiece bounds the length of a token in bytes: a step of viterbi packs it with an id.
 const maxPiece = 1<<(32-packedID) - 1
 
-// viterbi appends the ids of a word. It takes a step per byte and length of token, and four bytes
-// of memory per byte. Once stopped, it appends nothing.
+// summed appends the ids of a text over which sums run on. No token crosses the end of one of its words, so the best path of
+// each word is a part of the text's, and only how sums are rounded depends on what precedes it. A word whose best path is
+// ahead of all others by more than rounding can change has the same ids after any sum, and is kept.
+func (enc *encoder) summed(dst []uint32, p piece) []uint32 {
+	u, text := enc.t.unigram, bytesOf(p.text)
+	enc.sum = 0
+	for at := 0; at < len(text); {
+		n, next := u.words.split(p.text, at, enc.ends[:])
+		if enc.watch.over(next - at) {
+			break
+		}
+		for _, end := range enc.ends[:n] {
+			from := len(dst)
+			enc.sure = math.Abs(enc.sum)-float64(int(end)-at)*u.unknown < u.limit
+			if enc.sure {
+				dst = enc.second(dst, text, at, int(end), false)
+			} else {
+				dst = u.viterbi(enc, dst, text[at:end])
+			}
+			for _, id := range dst[from:] {
+				if enc.sure {
+					enc.sum = u.rounded(enc.sum + u.scores[id])
+				}
+			}
+			at = int(end)
+		}
+	}
+	return dst
+}
+
+// viterbi appends the ids of a word that follows a path of the sum enc.sum. It takes a step per byte and length of token, and
+// four bytes of memory per byte. Once stopped, it appends nothing. If the word's ids depend on the sum, enc.sure is unset and
+// enc.sum is that of the path to its end.
 func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
 	n := len(word)
 	if cap(enc.steps) < n+1 {
@@ -48,53 +87,53 @@ func (u *unigram) viterbi(enc *encoder, dst []uint32, word []byte) []uint32 {
 	steps := enc.steps[:n+1]
 	clear(steps)
 	window := 1<<bits.Len(uint(u.longest)) - 1
-	if len(enc.sums) <= window {
-		enc.sums = make([]float64, window+1)
+	if len(enc.paths) <= window {
+		enc.paths = make([]openPath, window+1)
 	}
-	sums := enc.sums[:window+1]
-	sums[0] = 0
-	units := u.trie.units
+	paths := enc.paths[:window+1]
+	paths[0] = openPath{sum: enc.sum}
 	for at, read := 0, 0; at < n; {
 		_, size := utf8.DecodeRune(word[at:])
 		if n > maxWord && enc.watch.over(size+read) {
 			return dst
 		}
-		if u.single && math.Abs(sums[at&window]) > singleLimit {
-			offset := sums[at&window]
+		if u.single && math.Abs(paths[at&window].sum) > singleLimit {
+			offset := paths[at&window].sum
 			for i := at; i <= min(n, at+window); i++ {
 				if i == at || steps[i] != 0 {
-					sums[i&window] = u.rounded(sums[i&window] - offset)
+					paths[i&window].sum = u.rounded(paths[i&window].sum - offset)
 				}
 			}
 		}
-		sum, known := sums[at&window], false
-		node, base := uint32(0), units[0].base
-		to := at
+		sum, known := paths[at&window].sum, false
+		node, to := uint32(trieRoot), at
 		for to < n {
-			next := base ^ uint32(word[to])
-			unit := &units[next]
-			if unit.parent != node {
+			if node = u.trie.child(node, word[to]); u.trie[node].key == 0 {
 				break
 			}
-			node, base = next, unit.base
 			to++
-			if unit.token != 0 {
-				relax(&steps[to], &sums[to&window], u.rounded(sum+unit.score), uint32(to-at)<<packedID|(unit.token-1))
+			if token := u.trie[node].token; token != 0 {
+				relax(&steps[to], &paths[to&window], u.rounded(sum+u.scores[token-1]), uint32(to-at)<<packedID|(token-1))
 				known = known || to == at+size
 			}
 		}
 		at, read = at+size, to-at
 		if !known {
-			relax(&steps[at], &sums[at&window], u.rounded(sum+u.unknown), uint32(size)<<packedID|u.unk)
+			relax(&steps[at], &paths[at&window], u.rounded(sum+u.unknown), uint32(size)<<packedID|u.unk)
 		}
 	}
-	return u.follow(dst, word, steps)
+	return u.follow(enc, dst, word, steps)
 }
 
 // relax keeps the better of two paths.
-func relax(step *uint32, best *float64, sum float64, with uint32) {
-	if *step == 0 || sum > *best {
-		*step, *best = with, sum
+func relax(step *uint32, path *openPath, sum float64, with uint32) {
+	switch {
+	case *step == 0:
+		*step, *path = with, openPath{sum, math.Inf(-1)}
+	case sum > path.sum:
+		*step, *path = with, openPath{sum, path.sum}
+	case sum > path.next:
+		path.next = sum
 	}
 }
 
@@ -106,17 +145,24 @@ func (u *unigram) rounded(sum float64) float64 {
 	return sum
 }
 
-// follow appends the ids of a path, whose last step is at the end of steps.
-func (u *unigram) follow(dst []uint32, word []byte, steps []uint32) []uint32 {
+// follow appends the ids of a path, whose last step is at the end of steps. The second best path enters a place of the best
+// one by another token, and goes on with it: so it is behind by the least difference at the places of the best path.
+func (u *unigram) follow(enc *encoder, dst []uint32, word []byte, steps []uint32) []uint32 {
+	end := enc.paths[len(word)&(len(enc.paths)-1)].sum
+	sure := enc.sure && len(word) < len(enc.paths)
 	// A step is stored at the end of its token. Move each to the start, so that the path can be followed forward.
-	for at, after := len(word), uint32(0); at > 0; {
+	at, after := len(word), uint32(0)
+	for at > 0 {
+		p := &enc.paths[at&(len(enc.paths)-1)]
+		sure = sure && p.sum-p.next > float64(len(word))*u.margin && steps[at]&maxID != u.unk
 		steps[at], after = after, steps[at]
 		at -= int(after >> packedID)
-		if at == 0 {
-			steps[0] = after
-		}
 	}
-	for at := 0; at < len(word); {
+	steps[0] = after
+	if u.summed && !sure {
+		enc.sum, enc.sure = end, false
+	}
+	for at < len(word) {
 		step := steps[at]
 		from := at
 		at += int(step >> packedID)
@@ -137,14 +183,12 @@ func (u *unigram) unknownText(dst []uint32, text []byte) []uint32 {
 	if id, _, ok := u.vocab.find(text); ok {
 		return append(dst, id) // such as "<unk>"
 	}
-	at := len(dst)
-	for _, b := range text {
-		if !u.fallback || u.bytes[b] == maxID {
-			return append(dst[:at], u.unk)
+	if u.fallback {
+		if dst, ok := appendBytes(dst, &u.bytes, text); ok {
+			return dst
 		}
-		dst = append(dst, u.bytes[b])
 	}
-	return dst
+	return append(dst, u.unk)
 }
 
 // readUnigram reads the model of a tokenizer.json. exact: scores are not rounded as the library rounds them.
@@ -205,24 +249,31 @@ func (t *Tokenizer) setUnigram(u *unigram, scores []float64, list *tokenList) (e
 	}
 	u.longest = max(u.longest, utf8.UTFMax)
 	u.unknown = lowest - unkPenalty
-	for b := range u.bytes {
-		u.bytes[b] = maxID
-		if id, ok := t.TokenID(fmt.Sprintf("<0x%02X>", b)); ok {
-			u.bytes[b] = id
-		}
-	}
-	if u.trie, err = newByteTrie(t.vocab, scores); err != nil {
+	u.bytes = t.byteTokens()
+	if u.trie, err = newByteTrie(t.vocab); err != nil {
 		return err
 	}
-	t.unigram, u.vocab = u, t.vocab
+	t.unigram, u.vocab, u.scores, u.words = u, t.vocab, scores, t.splitter
+	if _, u.summed = u.words.(wholeSplit); u.summed {
+		u.limit, u.margin = 1<<30, 0x1p-20 // the unit in the last place of limit is 2⁻²³; a path of n bytes has at most n sums
+		if u.single {
+			u.limit, u.margin = singleLimit, 0x1p-6 // 2⁻⁷
+		}
+	}
 	for token, id := range t.vocab.literal {
 		t.literalOf[id] = token
 	}
 	enc := &encoder{}
+	_, _, apart := t.vocab.find([]byte(" ")) // else an unknown space joins unknown neighbours
 	wholes := t.vocab.markWhole(func(id uint32) bool {
+		apart = apart && !t.vocab.spaceInside(id)
+		enc.sum, enc.sure = 0, true
 		text := t.vocab.bytes(id) // of longer ones, which are rare, the time grows with the cube if they are nested
-		return len(text) <= maxWord && slices.Equal(u.viterbi(enc, nil, text), []uint32{id})
+		return len(text) <= maxWord && slices.Equal(u.viterbi(enc, nil, text), []uint32{id}) && enc.sure
 	})
+	if u.summed && apart {
+		u.words = spaceSplit{}
+	}
 	t.short = newShortTokens(t.vocab, func(id uint32) bool { return wholes[id] })
 	t.parter = t.splitter
 	return nil
@@ -287,7 +338,7 @@ func (t *Tokenizer) unigramPipeline(f *file) error {
 		return err
 	}
 	marked, simple, prefix := markedWords(norm, pre)
-	t.form, t.splitter, t.pipe.finish = literalForm, wholeSplit{}, (*encoder).oneWord
+	t.form, t.splitter, t.pipe.finish = literalForm, wholeSplit{}, (*encoder).summed
 	switch {
 	case simple:
 		t.form, t.prefix = spaceForm, prefix
@@ -300,7 +351,7 @@ func (t *Tokenizer) unigramPipeline(f *file) error {
 	case marked:
 		t.form = spaceForm
 		t.pipe.finish = func(enc *encoder, dst []uint32, p piece) []uint32 {
-			return enc.oneWord(dst, piece{enc.unmarked(p.text), p.first})
+			return enc.summed(dst, piece{enc.unmarked(p.text), p.first})
 		}
 	}
 	return nil
