@@ -1,7 +1,6 @@
 package routing
 
 import (
-	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -49,7 +48,7 @@ type choice struct {
 	key                              Key
 	conversation                     uint32
 	firstTurn, keepBinding, implicit bool
-	held, unmet                      bool
+	held, unmet, anywhere            bool // anywhere: any target that gets room will do
 }
 
 // decision is one run of the pipeline.
@@ -88,7 +87,7 @@ func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanatio
 	d.out.leg, d.out.cursor, d.out.via, d.busiest.worker = req.leg, none32, ViaCost, none32
 	d.recognise()
 	d.eligible()
-	if d.pin != nil && d.req.policy.PinSoft && !d.pin.Strict && !slices.ContainsFunc(d.cands, func(c candidate) bool { return d.belowCap(&c) }) {
+	if d.pin != nil && d.req.policy.PinSoft && !d.pin.Strict && !d.some(d.belowCap) {
 		ex.sayf("eligible", "pin ignored: none of its targets can serve")
 		d.pin = nil
 		d.eligible()
@@ -97,7 +96,7 @@ func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanatio
 		return choice{}, d.refusal()
 	}
 	if d.crowded() {
-		return choice{}, &HeldError{Slot: NoSlot, Target: "all targets", Queue: d.out.models.live, RetryAfter: programIdle}
+		return choice{}, &HeldError{Slot: NoSlot, New: true, Queue: d.out.models.live, RetryAfter: programIdle}
 	}
 	if d.pinned() || d.sticky() {
 		return d.done()

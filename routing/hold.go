@@ -39,13 +39,12 @@ func (r *Router) held(slot kvindex.Slot) int64 {
 	return r.queue.held[slot]
 }
 
-// HeldError means that the best target of a request is saturated, and that waiting for it
-// costs less than another target.
+// HeldError means that the best target of a request is saturated, and that waiting for it costs less than another target.
 type HeldError struct {
-	// Slot is the target, Target its name. NoSlot: the programs that have begun fill the memory
-	// of all, see Config.KVTokens, and Queue is their tokens.
+	// Slot is the target, Target its name. NoSlot: any target that gets room will do.
 	Slot   kvindex.Slot
 	Target string
+	New    bool // the programs that have begun fill the memory of all, see Config.KVTokens; Queue is their tokens
 	// Queue is the uncached tokens that are queued there.
 	Queue int64
 	// Unmet is set if no target meets Query.TTFT, see UnmetQueue.
@@ -56,7 +55,7 @@ type HeldError struct {
 
 // Error names the target and its queue.
 func (e *HeldError) Error() string {
-	if e.Slot == NoSlot {
+	if e.New {
 		return fmt.Sprintf("held: the conversations that have begun use %d tokens of KV cache; retry after %s", e.Queue, e.RetryAfter)
 	}
 	return fmt.Sprintf("held: %s has %d tokens queued; retry after %s", e.Target, e.Queue, e.RetryAfter)
@@ -67,11 +66,15 @@ func (e *HeldError) Lane(class string) Lane {
 	if e.Slot != NoSlot {
 		class = ""
 	}
-	return Lane{Class: class, Slot: e.Slot, Unmet: e.Unmet, New: e.Slot == NoSlot}
+	return Lane{Class: class, Slot: e.Slot, Unmet: e.Unmet, New: e.New}
 }
 
 func (r *Router) heldError(c *choice) error {
-	return &HeldError{Slot: c.slot, Target: r.targets[c.slot].name, Queue: c.queue, Unmet: c.unmet, RetryAfter: r.RetryAfter(0)}
+	e := &HeldError{Slot: c.slot, Target: r.targets[c.slot].name, Queue: c.queue, Unmet: c.unmet, RetryAfter: r.RetryAfter(0)}
+	if c.anywhere && !c.unmet {
+		e.Slot, e.Target = NoSlot, "no target has room: "+e.Target
+	}
+	return e
 }
 
 // commitLocal books a choice that needs no prefill target.

@@ -28,7 +28,7 @@ func (d *decision) fairShare() bool {
 	if d.softCap == math.MaxInt64 {
 		return true
 	}
-	if p.Overflow && !slices.ContainsFunc(d.cands, func(c candidate) bool { return c.active < d.softCap }) {
+	if p.Overflow && !d.some(func(c *candidate) bool { return c.active < d.softCap }) {
 		// The least loaded targets pass; the cost decides between them.
 		least := slices.MinFunc(d.cands, func(a, b candidate) int { return cmp.Compare(a.active, b.active) })
 		d.softCap = least.active + 1
@@ -108,12 +108,20 @@ func (d *decision) firstTurnStage() bool {
 			// allowance would outweigh queued tokens, and new conversations would pass idle targets.
 			least += float64(min(d.r.others.Replicas-1, 3)) * d.req.policy.Cost.Active
 		}
-		near := func(c *candidate) bool { return d.wait(c, returning) <= least }
+		room, full := func(c *candidate) bool { return !d.r.saturated(d.now, &d.r.targets[c.slot]) }, false
+		near := func(c *candidate) bool { return d.wait(c, returning) <= least && (full || room(c)) }
+		if full = d.r.config.Hold > 0 && !d.some(near); full {
+			d.out.anywhere = returning == 0 && !d.some(room)
+		}
 		best = d.nextInTurn(d.part(near), near)
 	}
 	d.take(best, ViaFirstTurn)
 	d.ex.sayf("first_turn", "%s by %s", d.r.targets[d.out.slot].name, string(f.Placement))
 	return true
+}
+
+func (d *decision) some(f func(c *candidate) bool) bool {
+	return slices.ContainsFunc(d.cands, func(c candidate) bool { return f(&c) })
 }
 
 // part returns the candidates for a new conversation. While other replicas place new ones too and less than half of the

@@ -163,7 +163,7 @@ func TestNewProgramsThatFitPass(t *testing.T) {
 	q := Queue{Bounds: Bounds{Requests: 10}}
 	sizes := []int64{5000, 1000, 5000, 500, 100}
 	for id := range sizes[:4] {
-		q.Push(Waiter{ID: uint64(id), Lane: (&HeldError{Slot: NoSlot}).Lane("class")})
+		q.Push(Waiter{ID: uint64(id), Lane: (&HeldError{Slot: NoSlot, New: true}).Lane("class")})
 	}
 	var placed []uint64
 	place := func(now time.Duration) {
@@ -179,7 +179,7 @@ func TestNewProgramsThatFitPass(t *testing.T) {
 	if place(time.Second); fmt.Sprint(placed) != "[1 3]" {
 		t.Errorf("got %v placed, want those that fit: 1 and 3", placed)
 	}
-	q.Push(Waiter{ID: 4, Since: passFor, Lane: (&HeldError{Slot: NoSlot}).Lane("class")})
+	q.Push(Waiter{ID: 4, Since: passFor, Lane: (&HeldError{Slot: NoSlot, New: true}).Lane("class")})
 	if place(passFor); len(placed) != 2 {
 		t.Errorf("got %v placed after %s, want the large ones to have their turn", placed, passFor)
 	}

@@ -5,6 +5,7 @@ import (
 	"container/heap"
 	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -499,9 +500,8 @@ func (q *Queue) Place(now time.Duration, r *Router, all bool, offer func(w *Wait
 	if r.config.Hold == 0 {
 		budget = math.MaxInt
 	}
-	all = all || idle > q.idle
 	q.Serve(budget, func(l Lane) bool {
-		return all || l.Slot == NoSlot || !r.Saturated(now, l.Slot)
+		return all || idle > q.idle || l.Slot == NoSlot || !r.Saturated(now, l.Slot)
 	}, func(w *Waiter) Outcome {
 		out := offer(w)
 		out.Skips = out.Moves && out.To.Slot != NoSlot && idle > 0
@@ -519,7 +519,7 @@ func (q *Queue) Place(now time.Duration, r *Router, all bool, offer func(w *Wait
 
 // Serve offers places to waiters, in order over all lanes that are ready, until none is
 // left that can be placed, or the budget of offers is used up. A lane ends with its first
-// waiter that stays and is not skipped. offer must not change the queue.
+// waiter that stays and is not skipped, or when a placed one has used its room. offer must not change the queue.
 func (q *Queue) Serve(budget int, ready func(l Lane) bool, offer func(w *Waiter) Outcome) {
 	open := q.open[:0]
 	for name, l := range q.lanes {
@@ -546,6 +546,7 @@ func (q *Queue) Serve(budget int, ready func(l Lane) bool, offer func(w *Waiter)
 		q.hold(w, -1) // it does not wait behind itself
 		v := offer(&w.Waiter)
 		q.hold(w, 1)
+		var closed *lane
 		switch {
 		case v.Moves && v.Skips:
 			q.leave(w)
@@ -555,7 +556,7 @@ func (q *Queue) Serve(budget int, ready func(l Lane) bool, offer func(w *Waiter)
 			q.leave(w)
 			w.Lane = v.To
 			q.enter(w)
-			open = closeLane(open, q.lanes[v.To])
+			closed = q.lanes[v.To]
 		case v.Leaves:
 			b := q.bands[w.Priority]
 			if v.Served > 0 {
@@ -564,20 +565,10 @@ func (q *Queue) Serve(budget int, ready func(l Lane) bool, offer func(w *Waiter)
 			}
 			q.remove(w)
 		default:
-			open = closeLane(open, l)
+			closed = l
 		}
-		if len(l.bands) == 0 {
-			open = closeLane(open, l)
-		}
+		open = slices.DeleteFunc(open, func(o *lane) bool {
+			return o == closed || len(o.bands) == 0 || v.Served > 0 && !ready(o.first().Lane)
+		})
 	}
-}
-
-func closeLane(open []*lane, l *lane) []*lane {
-	for i := range open {
-		if open[i] == l {
-			open[i] = open[len(open)-1]
-			return open[:len(open)-1]
-		}
-	}
-	return open
 }

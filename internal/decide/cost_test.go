@@ -105,7 +105,7 @@ func growth(t *testing.T, pass func(n int) func(), n int) (one, four time.Durati
 // would be counted, up to a memory limit.
 func prepared(t *testing.T) {
 	t.Helper()
-	if raceDetector {
+	if decide.RaceDetector {
 		t.Skip("the race detector costs more for some passes than for others")
 	}
 	percent := debug.SetGCPercent(-1)

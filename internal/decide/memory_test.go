@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvlane/kvlane/internal/decide"
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
@@ -30,7 +31,7 @@ func allocated(size int, fixed int, f func()) float64 {
 
 // TestMemoryOfADecision makes the tokens of the bodies that cost most, and those of one whose deadline has passed.
 func TestMemoryOfADecision(t *testing.T) {
-	if raceDetector {
+	if decide.RaceDetector {
 		t.Skip("the race detector allocates")
 	}
 	all, err := tokenizers()
