@@ -517,9 +517,9 @@ func (q *Queue) Place(now time.Duration, r *Router, all bool, offer func(w *Wait
 	q.idle = idle
 }
 
-// Serve offers places to waiters, in order over all lanes that are ready, until none is
-// left that can be placed, or the budget of offers is used up. A lane ends with its first
-// waiter that stays and is not skipped, or when a placed one has used its room. offer must not change the queue.
+// Serve offers places to waiters, in order over all lanes that are ready, until none is left that can be placed, or the budget
+// of offers is used up. A lane ends with its first waiter that stays and is not skipped, or when it is no longer ready after a
+// placement. offer must not change the queue.
 func (q *Queue) Serve(budget int, ready func(l Lane) bool, offer func(w *Waiter) Outcome) {
 	open := q.open[:0]
 	for name, l := range q.lanes {

@@ -92,7 +92,7 @@ func placing(t *testing.T, n int) time.Duration {
 }
 
 // What a placement costs does not depend on how many wait: the first one that has a place anywhere takes it, and those
-// behind it are not looked at once the room is used.
+// behind it are passed over when the room is used.
 func TestTheCostOfAPlacement(t *testing.T) {
 	if RaceDetector {
 		t.Skip("the race detector costs more")
