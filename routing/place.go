@@ -110,9 +110,8 @@ func (d *decision) firstTurnStage() bool {
 		}
 		room, full := func(c *candidate) bool { return !d.r.saturated(d.now, &d.r.targets[c.slot]) }, false
 		near := func(c *candidate) bool { return d.wait(c, returning) <= least && (full || room(c)) }
-		if full = d.r.config.Hold > 0 && !d.some(near); full {
-			d.out.anywhere = returning == 0 && !d.some(room)
-		}
+		full = d.r.config.Hold > 0 && !d.some(near)
+		d.out.anywhere = full && returning == 0 && !d.some(room)
 		best = d.nextInTurn(d.part(near), near)
 	}
 	d.take(best, ViaFirstTurn)
