@@ -62,6 +62,7 @@ func newFeeds() *feeds {
 	}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.push = feed.NewPushServer(f.accept)
+	f.push.Large = []*semaphore.Weighted{f.large}
 	return f
 }
 

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83814
+	totalLimit = 83823
 	totalGoal  = 62000
 )
 
@@ -33,9 +33,9 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 22058, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 22066, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28836, 22000, []string{"internal/tokens"}},
-	{"fleet", 4735, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4736, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1657, 1300, []string{"internal/observe"}},
 	{"decide", 3165, 1700, []string{"internal/decide"}},
 	{"replicas", 2564, 2200, []string{"internal/replicas"}},

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -20,6 +21,8 @@ import (
 // at its position, if its batches prove to come from the same engine; only the newest stream of a publisher is active.
 type PushServer struct {
 	kvlanev1.UnimplementedKVEventsServer
+	// Large are as those of a Source, but a batch has been received when it acquires them. Set them before serving.
+	Large  []*semaphore.Weighted
 	accept func(*kvlanev1.Hello) (Sink, error)
 
 	mu         sync.Mutex
@@ -209,6 +212,7 @@ func helloSource(h *kvlanev1.Hello) (Source, error) {
 func (s *PushServer) publisher(src Source, hello *kvlanev1.Hello) (*publisher, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	src.Large = s.Large
 	sink, err := s.accept(hello)
 	if err != nil {
 		return nil, err
@@ -265,13 +269,18 @@ func (p *publisher) end(stream uint64) {
 func (p *publisher) receive(stream kvlanev1.KVEvents_PushServer, mine uint64) error {
 	for n := 1; ; n++ {
 		msg, err := stream.Recv()
+		release := func() {}
+		if err == nil && proto.Size(msg) > LargeBatch {
+			release, err = acquire(stream.Context(), p.a.src.Large)
+		}
+		if err == nil {
+			err = p.message(msg, mine, n%ackEvery == 0)
+			release()
+		}
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
-			return err
-		}
-		if err := p.message(msg, mine, n%ackEvery == 0); err != nil {
 			return err
 		}
 	}

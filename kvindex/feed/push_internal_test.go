@@ -1,8 +1,13 @@
 package feed
 
 import (
+	"context"
+	"errors"
+	"io"
 	"testing"
+	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -42,4 +47,85 @@ func FuzzPushed(f *testing.F) {
 			}
 		}
 	})
+}
+
+// handed is a stream of messages, which ends after the last.
+type handed struct {
+	kvlanev1.KVEvents_PushServer
+	ctx  context.Context
+	left chan *kvlanev1.PushRequest
+}
+
+func (p handed) Context() context.Context { return p.ctx }
+
+func (p handed) Recv() (*kvlanev1.PushRequest, error) {
+	if m, ok := <-p.left; ok {
+		return m, nil
+	}
+	return nil, io.EOF
+}
+
+// A pushed batch of more than LargeBatch bytes waits for a place, a shorter one does not.
+func TestLargePushedBatchesTakeTurns(t *testing.T) {
+	for _, leaves := range []bool{false, true} {
+		places := semaphore.NewWeighted(1)
+		if !places.TryAcquire(1) {
+			t.Fatal("a new semaphore has no place")
+		}
+		x, err := kvindex.New(kvindex.Config{BlockSize: 16})
+		if err != nil {
+			t.Fatal(err)
+		}
+		slot, err := x.Add(kvindex.Target{Worker: "w", Rank: kvindex.NoRank}, "m", 16)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := NewPushServer(func(*kvlanev1.Hello) (Sink, error) { return &intoIndex{x: x, slot: slot}, nil })
+		s.Large = []*semaphore.Weighted{places}
+		hello := &kvlanev1.Hello{Worker: "w", Engine: "vllm"}
+		src, err := helloSource(hello)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := s.publisher(src, hello)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mine, _, _ := p.begin(&src, func() {})
+		next := func() uint64 {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			n, _ := p.a.machine.Next()
+			return n
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		stream := handed{ctx: ctx, left: make(chan *kvlanev1.PushRequest)}
+		done := make(chan error, 1)
+		go func() { done <- p.receive(stream, mine) }()
+		for seq, hashes := range []int{1, LargeBatch/8 + 1} {
+			events := &kvlanev1.Events{Events: []*kvlanev1.Event{{Change: &kvlanev1.Event_Removed{Removed: &kvlanev1.Removed{Hashes: make([]uint64, hashes)}}}}}
+			stream.left <- &kvlanev1.PushRequest{Message: &kvlanev1.PushRequest_Batch{Batch: &kvlanev1.Batch{Seq: uint64(seq), Content: &kvlanev1.Batch_Events{Events: events}}}}
+		}
+		close(stream.left)
+		select {
+		case err := <-done:
+			t.Fatalf("got %v while the only place is taken, want a wait", err)
+		case <-time.After(100 * time.Millisecond):
+		}
+		if n := next(); n != 1 {
+			t.Errorf("got batch %d as the next while the only place is taken, want the large one, 1", n)
+		}
+		if leaves {
+			cancel()
+		}
+		places.Release(1)
+		switch err := <-done; {
+		case leaves && err != nil && !errors.Is(err, context.Canceled), !leaves && (err != nil || next() != 2):
+			t.Errorf("got %v and batch %d as the next, want both batches, or the end of the stream", err, next())
+		}
+		if !places.TryAcquire(1) {
+			t.Error("the place is still taken")
+		}
+		cancel()
+	}
 }
