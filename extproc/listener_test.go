@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -58,6 +59,49 @@ func TestOnePortForTLSAndPlaintext(t *testing.T) {
 				t.Fatalf("%v, %d bytes, pick %q", err, len(res.body), res.pick)
 			}
 		})
+	}
+}
+
+// A connection that says nothing, or only begins to, is closed after handshakeTimeout.
+func TestSilentConnectionsAreClosed(t *testing.T) {
+	t.Parallel()
+	cfg, err := TLSConfig("", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lis, err := Listen(t.Context(), "127.0.0.1:0", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer(GRPCOptions(Options{})...)
+	go func() { _ = g.Serve(lis) }()
+	t.Cleanup(g.Stop)
+	began, ended := time.Now(), make(chan string)
+	starts := []string{"", "PRI * HTTP/2.0", "\x16", "\x16\x03\x01\x02\x00\x01", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"}
+	for _, start := range starts {
+		c, err := net.Dial("tcp", lis.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := c.Write([]byte(start)); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_, _ = io.Copy(io.Discard, c)
+			ended <- start
+		}()
+	}
+	for late := time.After(3 * handshakeTimeout); len(starts) > 0; {
+		select {
+		case start := <-ended:
+			if after := time.Since(began); after < handshakeTimeout-time.Second {
+				t.Errorf("%q: closed after %v, want about %v", start, after, handshakeTimeout)
+			}
+			starts = slices.DeleteFunc(starts, func(s string) bool { return s == start })
+		case <-late:
+			t.Fatalf("%q: still open after %v, want closed after about %v", starts, 3*handshakeTimeout, handshakeTimeout)
+		}
 	}
 }
 
