@@ -28,7 +28,7 @@ COPY . .
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     CGO_ENABLED=0 GOOS=${TARGETOS} GOARCH=${TARGETARCH} GOTOOLCHAIN=local GOFLAGS=-mod=readonly \
     go build -trimpath -tags grpcnotrace -buildvcs=false -ldflags "-s -w -buildid= -X main.version=${VERSION}" -o /out/kvlane ./cmd/kvlane
-# The bill of materials (CycloneDX) of the very binary; `make sbom` writes the same.
+# The bill of materials (CycloneDX) of the very binary; `make release` writes the same.
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     (cd e2e/chart/tools/sbom && CGO_ENABLED=0 GOTOOLCHAIN=local GOFLAGS="-buildvcs=false -trimpath" \
       go build -ldflags "-s -w" -o /out/cyclonedx-gomod github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod) && \
