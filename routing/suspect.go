@@ -152,9 +152,9 @@ func (h *health) ofOne() bool { return h.Blamed != (Key{}) && h.Broken < suspect
 // AwakeEvery is how often to call Awake.
 const AwakeEvery = 250 * time.Millisecond
 
-// Awake tells the router that its process is running. Once it has been called, more than
-// two AwakeEvery without another call, a pick, a first token or an end are a pause of the
-// process itself: answers may have arrived unseen, so waits do not count that time.
+// Awake tells the router that its process is running. Once it has been called, a time of more than two AwakeEvery
+// without another call, a pick, a first token or an end counts as a pause of the process itself: answers may have
+// arrived unseen, so waits do not count that time.
 func (r *Router) Awake(now time.Duration) {
 	if r.alive == 0 {
 		r.alive = now

@@ -115,7 +115,7 @@ func (s *Snapshot) Open(name string) (fs.File, error) {
 	return s.files.Open(name)
 }
 
-// Glob lists files and marks, the latter although there is none to open.
+// Glob lists files and marks. Marks are names only: they cannot be opened.
 func (s *Snapshot) Glob(pattern string) (found []string, err error) {
 	for _, name := range s.names() {
 		if ok, err := path.Match(pattern, name); err != nil {
