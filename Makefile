@@ -132,7 +132,7 @@ e2e-vllm: envoy ## Runs Kvlane and Envoy in front of a stock vLLM on this CPU (i
 
 e2e-sglang: envoy ## The same with SGLang (3.6 GB)
 	@./e2e/engines/install.sh $(TOOLS)/engines sglang
-	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestSGLang$$' ./e2e/engines
+	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^Test(HandedIDs)?SGLang$$' ./e2e/engines
 
 e2e-pd: envoy ## Two stock vLLM, one prefills and one decodes, with NIXL over loopback (2.6 GB)
 	@./e2e/engines/install.sh $(TOOLS)/engines vllm

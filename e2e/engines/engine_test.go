@@ -50,6 +50,8 @@ type kind struct {
 	connector string
 	// model is the kind of tiny model of serve.py, "" for qwen3. files are its tokenizer, "" for qwen3's.
 	model, files string
+	// folder has the files that Kvlane reads, "" for the engine's own.
+	folder string
 	// tools is the parser of calls, "" for that of serve.py, "none" for none.
 	tools string
 	// further are arguments of the engine, with which it has one rank.
@@ -69,7 +71,10 @@ func (k *kind) contextLength() int { return cmp.Or(k.context, contextOf) }
 
 // tokenizer is the folder of Kvlane's files of the model.
 func (k *kind) tokenizer() string {
-	if k.model == "" {
+	switch {
+	case k.folder != "":
+		return k.folder
+	case k.model == "":
 		return "builtin:qwen3"
 	}
 	return filepath.Join(os.Getenv(installed), "models", filepath.Base(cmp.Or(k.files, qwen3))+"-"+k.model)
@@ -237,11 +242,17 @@ func (e *engine) ids(path string, body []byte) ([]uint32, int) {
 	return append(got.Tokens, got.TokenIDs...), status
 }
 
-// clear empties the engine's caches.
+// clear empties the engine's caches, which SGLang refuses until it has finished with its last answer.
 func (e *engine) clear() {
 	e.t.Helper()
-	if status, answer := e.ask(http.MethodPost, e.reset, nil); status != http.StatusOK {
-		e.t.Fatalf("%s: %d %s", e.reset, status, answer)
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		status, answer := e.ask(http.MethodPost, e.reset, nil)
+		if status == http.StatusOK {
+			return
+		}
+		if time.Now().After(deadline) {
+			e.t.Fatalf("%s: %d %s", e.reset, status, answer)
+		}
 	}
 }
 

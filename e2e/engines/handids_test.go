@@ -2,6 +2,7 @@ package engines
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -42,17 +44,25 @@ func TestHandedIDs(t *testing.T) {
 	})
 	// Chats that vLLM encodes in code: given ids, it takes another path. Each fourth prompt is long.
 	for _, c := range []struct {
-		name, files, tools string
-		further            []string
-		apis               map[string]bool
-		least              int
+		name, files, architecture, tools string
+		further                          []string
+		apis                             map[string]bool
+		least                            int
 	}{
-		{"gpt-oss", filepath.Join(filepath.Dir(qwen3), "gptoss"), "openai", nil, map[string]bool{"/v1/chat/completions": true, "/v1/completions": true, "/v1/messages": true, "/v1/responses": false}, 12},
+		{"gpt-oss", filepath.Join(filepath.Dir(qwen3), "gptoss"), "", "openai", nil, without("/v1/responses"), 12},
+		// From version 11 on vLLM refuses all chats if there is a parser.
+		{"Mistral v7", "mistral_tekken_v7", "", "mistral", nil, handedAPIs, 4},
+		{"Mistral v15", "mistral_tekken_v15", "", "none", nil, handedAPIs, 4},
+		{"DeepSeek-V3.2", filepath.Join(filepath.Dir(qwen3), "deepseek_v3"), "DeepseekV32ForCausalLM", "deepseek_v32",
+			[]string{"--tokenizer-mode", "deepseek_v32"}, handedAPIs, 12},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			k := *vllm
 			k.model, k.files, k.tools, k.further = "encoded", c.files, c.tools, c.further
 			k.blocks, k.context, k.options = 768, 12288, ", hand_ids: true"
+			if c.architecture != "" {
+				k.folder = named(t, c.files, c.architecture)
+			}
 			compareHanded(t, k, c.apis, 24, c.least, func(api string, n int, body m, must bool) bool {
 				if n%4 == 1 {
 					lengthen(api, body, prose(fmt.Sprint("long ", api, n), 4200))
@@ -63,8 +73,56 @@ func TestHandedIDs(t *testing.T) {
 	}
 }
 
+// TestHandedIDsSGLang does so with SGLang, which takes the ids of chats and completions, if they are asked for.
+func TestHandedIDsSGLang(t *testing.T) {
+	k := *sglang
+	k.blocks, k.options = 1024, ", hand_ids: true"
+	k.context, k.further = 12288, []string{"--tool-call-parser", "qwen25", "--reasoning-parser", "qwen3"}
+	compareHanded(t, k, without("/v1/messages", "/v1/responses"), 16, 8, func(api string, n int, body m, must bool) bool {
+		if n%4 == 1 {
+			lengthen(api, body, prose(fmt.Sprint("long ", api, n), 4200))
+		}
+		return must || body["prompt_logprobs"] != nil // it has no such field
+	})
+}
+
+// named makes a folder with the files of a tokenizer, of a model of this architecture.
+func named(t *testing.T, files, architecture string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
+		text, err := os.ReadFile(filepath.Join(files, name))
+		if packed, e := os.Open(filepath.Join(files, name+".gz")); err != nil && e == nil {
+			var r *gzip.Reader
+			if r, err = gzip.NewReader(packed); err == nil {
+				text, err = io.ReadAll(r)
+			}
+			_ = packed.Close()
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), encode(m{"architectures": []string{architecture}}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // handedAPIs are the APIs that are compared, and whether prompts go with ids.
-var handedAPIs = map[string]bool{"/v1/chat/completions": true, "/v1/completions": true, "/v1/messages": true, "/v1/responses": true}
+var handedAPIs = without()
+
+// without are the APIs, of which these take no ids.
+func without(apis ...string) map[string]bool {
+	out := map[string]bool{}
+	for _, api := range []string{"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"} {
+		out[api] = !slices.Contains(apis, api)
+	}
+	return out
+}
 
 // lengthen puts a text before the prompt of a body.
 func lengthen(api string, body m, text string) {
@@ -100,7 +158,9 @@ func compareHanded(t *testing.T, k kind, apis map[string]bool, count, least int,
 	t.Cleanup(between.Close)
 	b := newFront(t, e, strings.Replace(e.yaml(), e.address, between.Listener.Addr().String(), 1), "", "")
 	handed := func(body []byte) bool {
-		return bytes.Contains(body, []byte(`"prompt_token_ids":[`)) || bytes.Contains(body, []byte(`"prompt":[`))
+		return slices.ContainsFunc([]string{"prompt_token_ids", "input_ids", "prompt"}, func(name string) bool {
+			return bytes.Contains(body, []byte(`"`+name+`":[`))
+		})
 	}
 	b.until("the engine was asked whether it takes ids", func() bool { // for each API when its first request comes
 		taken := true
@@ -139,11 +199,34 @@ func compareHanded(t *testing.T, k kind, apis map[string]bool, count, least int,
 				}
 			}
 		}
+		for name, more := range constraints {
+			body := chat(user("Which color? " + name))
+			maps.Copy(body, more)
+			if k.name == sglang.name { // else its parser of reasoning waits for the end of thoughts
+				body["chat_template_kwargs"] = m{"enable_thinking": false}
+			}
+			if body["max_tokens"] = 24; api != "/v1/chat/completions" || !apis[api] {
+				break
+			}
+			own, through, status := b.both(api, body)
+			if !bytes.Equal(own, through) || status == http.StatusOK && !handed(*sent.Load()) {
+				t.Errorf("%s\ngot  %s\nwant %s to ids", encode(body), through, own)
+			}
+			t.Logf("%s: %s", name, own[:min(len(own), 300)])
+		}
 		t.Logf("%s: %d equal answers, %d of them with ids, %d refusals", api, equal, taken, refused)
 		if equal < least || apis[api] && taken < least {
 			t.Errorf("%s: got %d equal answers, %d with ids, want %d at least", api, equal, taken, least)
 		}
 	}
+}
+
+// constraints of what a chat's answer may be. An engine ignores those of the other one.
+var constraints = map[string]m{
+	"JSON":      {"response_format": m{"type": "json_object"}},
+	"a schema":  {"response_format": m{"type": "json_schema", "json_schema": m{"name": "s", "schema": m{"type": "object", "properties": m{"a": m{"type": "integer"}}, "required": []string{"a"}}}}},
+	"a choice":  {"structured_outputs": m{"choice": []string{"red", "blue"}}},
+	"a pattern": {"regex": "(red|blue)"},
 }
 
 // random parts of answers.
