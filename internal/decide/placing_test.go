@@ -131,3 +131,38 @@ func TestARequestThatFitsAnywhereWaitsForNoTarget(t *testing.T) {
 	}
 	running[0].Ticket.End(time.Now())
 }
+
+// A request that finds room costs at most 2 µs more with a queue than without one. The least of many rounds is compared.
+func TestTheCostOfAQueueThatIsEmpty(t *testing.T) {
+	if RaceDetector {
+		t.Skip("the race detector costs more")
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	const rounds, each = 200, 50
+	var list []workers.Worker
+	for i := range 8 {
+		list = append(list, worker(string(rune('a'+i)), 0))
+	}
+	var benches [2]*bench
+	for i, flow := range []string{"", "flow: {max_requests: 100}\n"} {
+		benches[i] = newBench(t, flow, list...)
+	}
+	least := [2]time.Duration{math.MaxInt64, math.MaxInt64}
+	for range rounds {
+		for i, b := range benches {
+			began := threadTime(t)
+			for range each {
+				d := b.Decide(t.Context(), b.request("/v1/completions", completion(10, "")))
+				d.Ticket.FirstToken(time.Now())
+				d.Ticket.End(time.Now())
+			}
+			least[i] = min(least[i], (threadTime(t)-began)/each)
+		}
+	}
+	if more := least[1] - least[0]; more > 2*time.Microsecond {
+		t.Errorf("got %s more with a queue than the %s without, want at most 2 µs", more, least[0])
+	} else {
+		t.Logf("%s more than %s", more, least[0])
+	}
+}
