@@ -71,8 +71,8 @@ type decision struct {
 	softCap    int64
 	// returning is Policy.Returning's r.
 	returning float64
-	// floor is the least part of Cost.Miss that a miss costs, less than 1 with Cost.OneShot.
-	floor float64
+	// oneShot is how much of Cost.OneShot's rule applies, 0 to 1.
+	oneShot float64
 	// unmet is set if the request is held because no target meets Query.TTFT.
 	unmet bool
 	// priced is set if the candidates have costs.

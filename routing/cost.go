@@ -8,8 +8,8 @@ import (
 
 // A prompt of more than shortPrompt tokens counts as computed before if a target holds all but repeated of them: blocks have
 // up to 64 tokens, the last one seldom full. With more than batch requests above the least loaded target, decoding costs too.
-// crowdedAt is the load of the least loaded target, in tokens, at which a miss costs all of Cost.Miss again.
-const shortPrompt, repeated, batch, crowdedAt = 256, 64, 128, 200_000
+// crowdedAt is the load of the least loaded target, in tokens, at which a miss of a one-shot request costs all of Cost.Miss.
+const shortPrompt, repeated, batch, crowdedAt = 256, 64, 128, 85_000
 
 // gate reports whether overlaps count: the best one must be strictly above the threshold.
 func (d *decision) gate() bool {
@@ -38,12 +38,12 @@ func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 	if d.returning > 0 {
 		d.ex.sayf("cost", "a miss costs %.1f: %.0f %% of the requests continue a conversation", missPrice, 50*(1+d.returning/d.req.policy.Returning))
 	}
-	if d.floor < 1 {
+	if d.oneShot > 0 && w.OneShot < 1 {
 		least := math.Inf(1)
 		for i := range cands {
 			least = min(least, (w.Queue*float64(cands[i].queue)+w.Active*float64(cands[i].active))/cands[i].speed)
 		}
-		missPrice *= min(d.floor+least/crowdedAt, 1)
+		missPrice *= 1 + d.oneShot*(min(w.OneShot+math.Pow(least/crowdedAt, 4), 2)-1)
 		d.ex.sayf("cost", "a miss costs %.1f: few requests continue a conversation, the least load is %.0f tokens", missPrice, least)
 	}
 	requestPrice, spared, cheap := w.Active+w.ActiveShare*prompt, 0.0, 0.0

@@ -77,12 +77,12 @@ func (d *decision) eligible() {
 		}
 	}
 	r.cands = d.cands
-	d.returning, d.floor = 0, 1
+	d.returning, d.oneShot = 0, 0
 	if d.q.Conversation != "" {
 		d.returning = d.req.policy.Returning * min(max(4*d.out.models.returning[d.req.leg]-2, 0), 1)
 		alone := min(4*d.out.models.alone[d.req.leg]-2, 1)
-		if alone > 0 && !slices.ContainsFunc(r.overlaps, func(o Overlap) bool { return o.Speculative > 0 }) {
-			d.floor = 1 - (1-d.req.policy.Cost.OneShot)*alone
+		if alone > 0 && d.req.policy.Cost.OneShot < 1 && !slices.ContainsFunc(r.overlaps, func(o Overlap) bool { return o.Speculative > 0 }) {
+			d.oneShot = alone
 		}
 	}
 	if d.req.zone != "" {

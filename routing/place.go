@@ -82,7 +82,7 @@ func (d *decision) firstTurnStage() bool {
 	if d.out.firstTurn {
 		returning = d.returning
 	}
-	if most := max(f.MaxOverlap*d.floor, 2*returning); float64(d.bestOverlap) > most*float64(d.q.PromptTokens) && most < 1 {
+	if most := max(f.MaxOverlap*(1-d.oneShot*(1-d.req.policy.Cost.OneShot)), 2*returning); float64(d.bestOverlap) > most*float64(d.q.PromptTokens) && most < 1 {
 		d.ex.sayf("first_turn", "off: %d of %d tokens cached", d.bestOverlap, d.q.PromptTokens)
 		return false
 	}

@@ -137,11 +137,11 @@ type Cost struct {
 	// Miss is the overlap weight: the price of a token that must be computed, in queued
 	// tokens. 4 to 12 is a plateau where few conversations return; 1 collapses near capacity. 0 to 100.
 	Miss float64 `json:"miss" yaml:"miss"`
-	// OneShot is the part of Miss that counts where no request continues a conversation and a target is idle: a prompt
-	// that is computed once more there delays no other request. The part is 1 while up to half of the requests with an id begin a conversation,
-	// OneShot from three quarters on, and grows by 1 for 200,000 tokens of Queue and Active on the least loaded target.
-	// FirstTurn.MaxOverlap shrinks by the same share. All of Miss counts while a target computes a part of the prompt for
-	// another request: it is cached soon. 0 to 1.
+	// OneShot is the part of Miss that counts where no request continues a conversation and a target is idle: computing a
+	// prompt once more there costs others no time. Where all are busy it does: with load, the tokens of Queue and Active on
+	// the least loaded target, the part grows by (load / 85,000)^4 up to 2. The rule is off while up to half of the requests
+	// with an id begin a conversation, and whole from three quarters on; FirstTurn.MaxOverlap then counts to that part. It is
+	// off as well while a target computes a part of the prompt for another request: it is cached soon. 1 is off. 0 to 1.
 	OneShot float64 `json:"one_shot" yaml:"one_shot"`
 	// Queue is the price of a token queued before this request. 0 to 100.
 	Queue float64 `json:"queue" yaml:"queue"`

@@ -34,7 +34,7 @@ func neutral() Policy {
 func kvAware() Policy {
 	p := neutral()
 	p.FirstTurn = FirstTurn{Placement: PlaceNear, Slack: 8192, MaxOverlap: 0.5, WithoutID: true}
-	p.Cost.Miss, p.Cost.Queue, p.Cost.Active, p.Cost.Repeat, p.Cost.OneShot = 6, 1, 1000, 0.25, 0.15
+	p.Cost.Miss, p.Cost.Queue, p.Cost.Active, p.Cost.Repeat, p.Cost.OneShot = 6, 1, 1000, 0.25, 0.25
 	p.Pick.Then = ThenQueue
 	p.Returning = 1
 	return p

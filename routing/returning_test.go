@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"cmp"
 	"fmt"
 	"testing"
 
@@ -57,7 +58,7 @@ func TestNewConversationsSpreadWhereConversationsReturn(t *testing.T) {
 		{shared: 12_500, turns: 20, targets: 64, most: 2},
 		{shared: 16_000, turns: 20, targets: 64, most: 2},
 		{shared: 25_000, turns: 20, targets: 64, most: 2},
-		{shared: 12_500, turns: 1, targets: 8, most: 16},
+		{shared: 12_500, turns: 1, targets: 7, most: 19}, // a miss costs 1.5 a token, as much as 19 requests
 	} {
 		if used, busiest := placeNew(t, c.shared, c.turns); used < c.targets || busiest > c.most {
 			t.Errorf("%d shared tokens, %d turns: got %d targets, the busiest with %d requests; want at least %d, with at most %d",
@@ -331,17 +332,20 @@ func TestReplicasKeepModelsApart(t *testing.T) {
 	}
 }
 
-// Where hardly a request continues a conversation, a miss costs little while a target is idle. It costs as much as before
-// where all targets are busy, for requests without an id, and where conversations return.
+// Where hardly a request continues a conversation, a miss costs little while a target is idle, and twice as much as
+// otherwise where all targets are busy. It costs as much as before for requests without an id, and where conversations return.
 func TestAMissIsCheapForOneShotRequestsOnAnIdleTarget(t *testing.T) {
 	for name, c := range map[string]struct {
 		turns, active int
+		more          int // requests on the target that has the prompt, 12 if 0
 		speculative   int32
 		id            string
 		want          kvindex.Slot
 	}{
 		"one target is idle":                 {turns: 1, id: "new", want: 1},
-		"both are busy":                      {turns: 1, id: "new", active: 200, want: 0},
+		"both are busy":                      {turns: 1, id: "new", active: 200, more: 60, want: 0},
+		"both are busy, no id":               {turns: 1, active: 200, more: 60, want: 1},
+		"both are very busy, one much more":  {turns: 1, id: "new", active: 200, more: 100, want: 1},
 		"it is being computed there now":     {turns: 1, id: "new", speculative: 100, want: 0},
 		"without an id":                      {turns: 1, want: 0},
 		"half of the requests begin one":     {turns: 2, id: "new", want: 0},
@@ -367,8 +371,8 @@ func TestAMissIsCheapForOneShotRequestsOnAnIdleTarget(t *testing.T) {
 			plan := mustPick(t, r, &Query{ID: fmt.Sprint("busy", i), Pin: &Pin{Worker: fmt.Sprint("w", i%2), Rank: kvindex.NoRank}})
 			r.FirstToken(0, plan.Reservation)
 		}
-		// 12 more requests on the target that has 6,000 of the prompt: 36,000 at a price of 6, 5,400 at the least
-		for i := range 12 {
+		// 6,000 tokens of the prompt are worth 36,000 at a price of 6, 7,200 to 72,000 at those of one-shot requests
+		for i := range cmp.Or(c.more, 12) {
 			plan := mustPick(t, r, &Query{ID: fmt.Sprint("more", i), Pin: &Pin{Worker: "w0", Rank: kvindex.NoRank}})
 			r.FirstToken(0, plan.Reservation)
 		}
