@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
@@ -14,12 +15,9 @@ func runEngineSim(ctx context.Context, io streams, args []string) error {
 	var opts enginesim.Options
 	opts.BindFlags(f)
 	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` with tokenizer.json and tokenizer_config.json, or hf:Org/Model@revision")
-	hashAlgo := f.String("hash-algo", "", "has no effect any more; earlier versions took it")
+	f.String("hash-algo", "", "has no effect any more; earlier versions took it")
 	if err := parse(io, f, args, 0); err != nil {
 		return err
-	}
-	if *hashAlgo != "" {
-		fmt.Fprintln(io.err, "--hash-algo has no effect any more: readers of events do not look into hashes")
 	}
 	files, err := openTokenizer(ctx, io, *tokenizer)
 	if err != nil {
@@ -32,11 +30,13 @@ func runEngineSim(ctx context.Context, io streams, args []string) error {
 		return err
 	}
 	e, err := enginesim.Start(ctx, opts)
+	if wrong, ok := errors.AsType[enginesim.OptionsError](err); ok {
+		return usageError{wrong.Error()}
+	}
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(io.out, "simulated %s serves %s at %s\n", cmp.Or(string(opts.Engine), "vllm"), opts.Model, e.URL())
-	fmt.Fprintf(io.out, "statistics and faults at http://%s/sim/stats and /sim/faults\n", e.SideAddr())
+	fmt.Fprintf(io.out, "simulated %s serves %s at %s\nstatistics and faults at http://%s/sim/stats and /sim/faults\n", cmp.Or(string(opts.Engine), "vllm"), opts.Model, e.URL(), e.SideAddr())
 	for r := range opts.Ranks {
 		fmt.Fprintf(io.out, "rank %d: API %s, events %s, replay %s\n", r, e.AddrOf(r), cmp.Or(e.EventsEndpoint(r), "none"), cmp.Or(e.ReplayEndpoint(r), "none"))
 	}

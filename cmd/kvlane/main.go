@@ -267,7 +267,7 @@ func parse(io streams, f *flag.FlagSet, args []string, rest int) error {
 	case errors.Is(err, pflag.ErrHelp):
 		return errors.Join(io.command.Help(), flag.ErrHelp)
 	case err != nil:
-		return usageError{fmt.Sprintf("%v (kvlane %s --help shows the flags)", err, f.Name())}
+		return usageError{fmt.Sprintf("%s (kvlane %s --help shows the flags)", strings.Replace(err.Error(), "parse error", "want a number, or a duration like 30s", 1), f.Name())}
 	case p.NArg() > rest, p.NArg() > 0 && p.Changed("config"): // of two files one would be left out silently
 		return usageError{"unexpected argument " + strings.Join(p.Args()[min(rest, p.NArg()-1):], " ")}
 	}

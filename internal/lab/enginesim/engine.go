@@ -48,7 +48,7 @@ type Engine struct {
 // Start opens the sockets of an engine and runs it until ctx ends or Close is called.
 func Start(ctx context.Context, opts Options) (*Engine, error) {
 	if err := opts.complete(); err != nil {
-		return nil, fmt.Errorf("engine options: %w", err)
+		return nil, OptionsError{fmt.Errorf("engine options: %w", err)}
 	}
 	e := &Engine{opts: opts, id: randomHex(8), created: time.Now()}
 	e.ctx, e.cancel = context.WithCancel(ctx)

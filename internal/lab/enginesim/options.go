@@ -120,14 +120,11 @@ func (o *Options) BindFlags(f *flag.FlagSet) {
 	f.BoolVar(&o.RawHashes, "raw-hashes", false, "block hashes as bytes (vllm)")
 	f.BoolVar(&o.CoupledRanks, "coupled-ranks", false, "ranks step together")
 	f.Func("time-model", "d70: steps take as long as those of a dense 70B model; or none", func(s string) error {
-		switch s {
-		case "d70":
-			o.Time = D70
-		case "none":
-			o.Time = TimeModel{}
-		default:
+		t, ok := map[string]TimeModel{"d70": D70, "none": {}}[s]
+		if !ok {
 			return fmt.Errorf("time model %q: want d70 or none", s)
 		}
+		o.Time = t
 		return nil
 	})
 	f.DurationVar(&o.Time.A, "step-base", 0, "`time` of an empty step")
@@ -164,6 +161,9 @@ func bounded(f *flag.FlagSet, p *int, name string, value, least, most int, usage
 		return nil
 	})
 }
+
+// OptionsError says which option of an engine is invalid.
+type OptionsError struct{ error }
 
 // complete fills in defaults and rejects invalid options.
 func (o *Options) complete() error {

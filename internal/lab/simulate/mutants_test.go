@@ -56,7 +56,7 @@ var mutants = []struct {
 	},
 	{
 		"the queue loses waiters that stay", "routing/queue.go",
-		"default:\n\t\t\topen = closeLane(open, l)", "default:\n\t\t\tq.remove(w)\n\t\t\topen = closeLane(open, l)", "TestCore", false,
+		"default:\n\t\t\tclosed = l", "default:\n\t\t\tq.remove(w)\n\t\t\tclosed = l", "TestCore", false,
 	},
 	{
 		"a gap is forgotten", "kvindex/feed/machine.go",
