@@ -20,9 +20,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// TLS (1.2 and 1.3) and plaintext clients are served on one port, and a silent client does not
-// block the others.
-func TestOnePortForTLSAndPlaintext(t *testing.T) {
+// listening returns the listener of a server with a certificate of its own, which serves until the test ends.
+func listening(t *testing.T) net.Listener {
+	t.Helper()
 	cfg, err := TLSConfig("", "")
 	if err != nil {
 		t.Fatal(err)
@@ -37,6 +37,13 @@ func TestOnePortForTLSAndPlaintext(t *testing.T) {
 	srv.Register(g)
 	go func() { _ = g.Serve(lis) }()
 	t.Cleanup(g.Stop)
+	return lis
+}
+
+// TLS (1.2 and 1.3) and plaintext clients are served on one port, and a silent client does not
+// block the others.
+func TestOnePortForTLSAndPlaintext(t *testing.T) {
+	lis := listening(t)
 	silent, err := net.Dial("tcp", lis.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -65,17 +72,7 @@ func TestOnePortForTLSAndPlaintext(t *testing.T) {
 // A connection that says nothing, or only begins to, is closed after handshakeTimeout.
 func TestSilentConnectionsAreClosed(t *testing.T) {
 	t.Parallel()
-	cfg, err := TLSConfig("", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	lis, err := Listen(t.Context(), "127.0.0.1:0", cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := grpc.NewServer(GRPCOptions(Options{})...)
-	go func() { _ = g.Serve(lis) }()
-	t.Cleanup(g.Stop)
+	lis := listening(t)
 	began, ended := time.Now(), make(chan string)
 	starts := []string{"", "PRI * HTTP/2.0", "\x16", "\x16\x03\x01\x02\x00\x01", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"}
 	for _, start := range starts {

@@ -48,7 +48,7 @@ type choice struct {
 	key                              Key
 	conversation                     uint32
 	firstTurn, keepBinding, implicit bool
-	held, unmet, anywhere            bool // anywhere: any target that gets room will do
+	held, unmet, anywhere            bool // anywhere: any target that gets capacity will do
 }
 
 // decision is one run of the pipeline.

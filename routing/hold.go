@@ -41,7 +41,7 @@ func (r *Router) held(slot kvindex.Slot) int64 {
 
 // HeldError means that the best target of a request is saturated, and that waiting for it costs less than another target.
 type HeldError struct {
-	// Slot is the target, Target its name. NoSlot: any target that gets room will do.
+	// Slot is the target, Target its name. NoSlot: any target that gets capacity will do, and Target says so.
 	Slot   kvindex.Slot
 	Target string
 	New    bool // the programs that have begun fill the memory of all, see Config.KVTokens; Queue is their tokens
@@ -72,7 +72,7 @@ func (e *HeldError) Lane(class string) Lane {
 func (r *Router) heldError(c *choice) error {
 	e := &HeldError{Slot: c.slot, Target: r.targets[c.slot].name, Queue: c.queue, Unmet: c.unmet, RetryAfter: r.RetryAfter(0)}
 	if c.anywhere && !c.unmet {
-		e.Slot, e.Target = NoSlot, "no target has room: "+e.Target
+		e.Slot, e.Target = NoSlot, "no target has capacity: "+e.Target
 	}
 	return e
 }

@@ -340,6 +340,7 @@ func TestAMissIsCheapForOneShotRequestsOnAnIdleTarget(t *testing.T) {
 		more          int // requests on the target that has the prompt, 12 if 0
 		speculative   int32
 		id            string
+		off           bool // cost.one_shot: 1
 		want          kvindex.Slot
 	}{
 		"one target is idle":                 {turns: 1, id: "new", want: 1},
@@ -347,12 +348,18 @@ func TestAMissIsCheapForOneShotRequestsOnAnIdleTarget(t *testing.T) {
 		"both are busy, no id":               {turns: 1, active: 200, more: 60, want: 1},
 		"both are very busy, one much more":  {turns: 1, id: "new", active: 200, more: 100, want: 1},
 		"it is being computed there now":     {turns: 1, id: "new", speculative: 100, want: 0},
+		"the rule is off":                    {turns: 1, id: "new", off: true, want: 0},
+		"both are busy, the rule is off":     {turns: 1, id: "new", active: 200, more: 60, off: true, want: 1},
 		"without an id":                      {turns: 1, want: 0},
 		"half of the requests begin one":     {turns: 2, id: "new", want: 0},
 		"few turns were seen, all first":     {turns: 0, id: "new", want: 0},
 		"four turns in each, a known prompt": {turns: 4, id: "before1", want: 0},
 	} {
-		r, err := New(DefaultConfig())
+		cfg := DefaultConfig()
+		if c.off {
+			cfg.Policy.Cost.OneShot = 1
+		}
+		r, err := New(cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

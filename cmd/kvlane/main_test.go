@@ -176,7 +176,7 @@ func TestCommands(t *testing.T) {
 		{"serve a pool of no namespace", "", []string{"serve", "--pool-name", "p", "--pool-namespace", "Bad/NS"}, 2, "", `--pool-namespace: "Bad/NS" is not the name of a namespace: `},
 		{"serve a namespace of no pool", "", []string{"serve", "--config", good, "--pool-namespace", "ns"}, 2, "", "--pool-namespace: there is no workers.kubernetes"},
 		{"a simulated engine of negative length", "", []string{"engine-sim", "--max-model-len", "-5"}, 2, "", "max model len -5: want a number of tokens"},
-		{"a simulated engine with an old flag", "", []string{"engine-sim", "--hash-algo", "sha256_cbor", "--max-model-len", "-5"}, 2, "", "max model len -5"},
+		{"a simulated engine with an old flag", "", []string{"engine-sim", "--hash-algo", "sha256_cbor", "--max-model-len", "-5"}, 2, "", "--hash-algo has no effect any more"},
 		{"a simulated engine of an unknown kind", "", []string{"engine-sim", "--engine", "foo"}, 2, "", "want vllm, sglang or trtllm"},
 		{"a simulated engine on an address that it cannot have", "", []string{"engine-sim", "--listen", "192.0.2.1:1", "--events", ""}, 1, "", "192.0.2.1:1"},
 		{"a number that is none", "", []string{"demo", "--engines", "x"}, 2, "", "want a number"},

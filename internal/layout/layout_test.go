@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83823
+	totalLimit = 83826
 	totalGoal  = 62000
 )
 
@@ -40,7 +40,7 @@ var rooms = []struct {
 	{"decide", 3165, 1700, []string{"internal/decide"}},
 	{"replicas", 2564, 2200, []string{"internal/replicas"}},
 	{"lab", 11642, 11700, []string{"internal/lab"}},
-	{"rim", 9163, 6000, []string{
+	{"rim", 9166, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
