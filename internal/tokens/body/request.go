@@ -305,7 +305,7 @@ func Member(raw []byte, name string) (found []byte) {
 }
 
 // NamesShared reports whether the client names what engines keep for all clients alike, whatever the salt: a session of SGLang,
-// or media by a part's uuid or a hash. vLLM takes such a name without the media.
+// or media by a uuid or a hash. vLLM takes a uuid without the media, SGLang stores what it made of media by the hash.
 func (r *Request) NamesShared() (found bool) {
 	var parameters []byte // of SGLang's /vertex_generate
 	if r.API == Unknown {
@@ -314,25 +314,35 @@ func (r *Request) NamesShared() (found bool) {
 	for _, f := range [...]Field{FieldFeatures, FieldContentParts, FieldMMHashes, FieldMMContentHashes, FieldSessionParams} {
 		found = found || r.Has(f) || isSet(Member(parameters, f.String()))
 	}
-	if !bytes.Contains(r.Body, []byte("uuid")) && !bytes.Contains(r.Body, []byte(`\u00`)) {
+	named := func(name string) bool { return bytes.Contains(r.Body, []byte(name)) }
+	if !slices.ContainsFunc(mediumNames[:], named) && !named(`\u00`) {
 		return found
 	}
-	EachMember(r.Body, func(_, field []byte) { found = found || namesPart(field, 0) }) // messages, input, documents, queries and more
+	EachMember(r.Body, func(_, field []byte) { found = found || namesPart(field, 0, r.API == Generate) }) // messages, input, documents, queries and more
 	return found
 }
 
 // maxBatch is how many lists deep a batch of messages is.
 const maxBatch = 2
 
-// namesPart reports whether a message or input, or one in lists of them, has a part with a uuid.
-func namesPart(raw []byte, lists int) (found bool) {
+// namesPart reports whether a message or input, or one in lists of them, has a part that names its medium. If bare, it may be
+// such a part itself.
+func namesPart(raw []byte, lists int, bare bool) (found bool) {
+	found = bare && namesMedium(raw)
 	if lists < maxBatch {
-		EachItem(raw, func(item []byte) { found = found || namesPart(item, lists+1) })
+		EachItem(raw, func(item []byte) { found = found || namesPart(item, lists+1, bare) })
 	}
-	for _, name := range [...]string{"content", "output"} {
-		EachItem(Member(raw, name), func(part []byte) { found = found || isSet(Member(part, "uuid")) })
+	for _, name := range [...]string{"content", "output", "image_data", "video_data", "audio_data"} {
+		EachItem(Member(raw, name), func(part []byte) { found = found || namesMedium(part) || namesMedium(Member(part, "image_url")) })
 	}
 	return found
+}
+
+// mediumNames are the members that name a part's medium: vLLM's, and SGLang's hashes of its bytes or of what was made of it.
+var mediumNames = [...]string{"uuid", "content_hash", "hash", "pad_value", "pad_values", "identity"}
+
+func namesMedium(part []byte) bool {
+	return slices.ContainsFunc(mediumNames[:], func(name string) bool { return isSet(Member(part, name)) })
 }
 
 // isSet reports whether a member is there and not null.

@@ -2,7 +2,6 @@ package bpe
 
 import (
 	"errors"
-	"runtime"
 	"sync"
 	"unsafe"
 )
@@ -66,10 +65,6 @@ type encoders struct {
 	tickets chan struct{}
 	mu      sync.Mutex
 	free    []*encoder
-}
-
-func newEncoders() *encoders {
-	return &encoders{tickets: make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))}
 }
 
 // acquire waits for an encoder. It returns nil if stop is closed first.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"runtime"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
@@ -111,7 +112,8 @@ func (t *Tokenizer) readPipelineAndModel(f *file, head *modelHead) error {
 }
 
 func newTokenizer(config Config) *Tokenizer {
-	return &Tokenizer{config: config, encoders: newEncoders(), memo: &memo{}, addedID: map[string]uint32{}, literalOf: map[uint32]string{}}
+	pool := &encoders{tickets: make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))}
+	return &Tokenizer{config: config, encoders: pool, memo: &memo{}, addedID: map[string]uint32{}, literalOf: map[uint32]string{}}
 }
 
 // finish derives what the other parts imply.

@@ -99,16 +99,11 @@ func (f *foreign) build(config Config) (*Tokenizer, error) {
 	if err := t.readModel(&modelHead{IgnoreMerges: true, list: &f.list}); err != nil {
 		return nil, err
 	}
-	t.setAdded(f.added)
+	t.added = f.added
+	t.arrangeAdded()
 	t.setControl(f.control, f.bos)
 	t.finish()
 	return t, nil
-}
-
-// setAdded sets the tokens that are cut out of the text, with the ids that they have.
-func (t *Tokenizer) setAdded(added []AddedToken) {
-	t.added = added
-	t.arrangeAdded()
 }
 
 // setControl names tokens that no text contains.

@@ -5,10 +5,6 @@ import "unsafe"
 // maxRange is the sandbox's MAX_RANGE.
 const maxRange = 100000
 
-func rangeValue(start, stop, step int64) Value {
-	return Value{kind: kindRange, p: unsafe.Pointer(&rangeObject{start, stop, step})}
-}
-
 // globals are the names that a template has in addition to its context. pythonGlobals are those
 // from Jinja2; the others are from transformers.
 var (
@@ -61,7 +57,7 @@ func globalRange(_ *machine, a *arguments) Value {
 	if step == 0 {
 		raisef("ValueError", "range() arg 3 must not be zero")
 	}
-	v := rangeValue(start, stop, step)
+	v := Value{kind: kindRange, p: unsafe.Pointer(&rangeObject{start, stop, step})}
 	if n := (*rangeObject)(v.p).length(); n > maxRange || n < 0 {
 		raisef("OverflowError", "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", maxRange)
 	}
