@@ -370,7 +370,7 @@ type Disagg struct {
 // Explain is what is stored of decisions.
 type Explain struct {
 	Keep   int  `yaml:"keep" jsonschema:"minimum=0,maximum=100000" jsonschema_description:"Number of recent decisions shown by GET /debug/decisions."`
-	Header bool `yaml:"header" jsonschema_description:"Add x-kvlane-target and x-kvlane-matched-tokens to responses. For tests only: they tell every client which prompts others have sent."`
+	Header bool `yaml:"header" jsonschema_description:"Add x-kvlane-target, x-kvlane-matched-tokens, x-kvlane-prefill, x-kvlane-prefill-matched-tokens and x-kvlane-first-turn to responses. For tests only: they tell every client which prompts others have sent."`
 }
 
 // Log is logging.
