@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -135,5 +136,64 @@ func TestNoWaitingRequestIsLostWithKvlane(t *testing.T) {
 	}
 	if r := b.post("/v1/completions", completionBody("after", 1)); r.status != http.StatusOK {
 		t.Errorf("the new one: got status %d %s, want 200", r.status, r.body)
+	}
+}
+
+// A full queue of one tenant makes room for another one. A client cannot be that other tenant by a header of its own: Envoy
+// removes it, except behind a gateway (trust_ingress). A filter that has authenticated the client may set it.
+func TestAClientDoesNotNameItsTenant(t *testing.T) {
+	const waiting = 3
+	for _, c := range []struct {
+		name, trust string
+		filter      bool
+		headers     []string
+		status      int
+	}{
+		{"not trusted", "", false, []string{"x-team", "calm"}, http.StatusTooManyRequests},
+		{"trusted", ", trust_ingress: true", false, []string{"x-team", "calm"}, http.StatusOK},
+		{"trusted, but twice", ", trust_ingress: true", false, []string{"x-team", "flood", "x-team", "calm"}, http.StatusOK},
+		{"beside a filter", "", true, []string{"x-team", "calm", "x-user", "flood"}, http.StatusTooManyRequests},
+		{"by a filter", "", true, []string{"x-team", "flood", "x-user", "calm"}, http.StatusOK},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBed(t, shape{
+				engines: 1, ranks: 1, engine: slow(20 * time.Millisecond),
+				config: fmt.Sprintf("flow: {max_requests: %d, timeout: 60s, fairness: tenant}\ntenants: {header: x-team%s}\n"+
+					"routing: {policy: {limits: {max_active: 1}}}\n", waiting, c.trust),
+				bootstrap: func(text string) string {
+					if c.filter {
+						text = beforeKvlane(t, text, strings.ReplaceAll(authFilter, "x-tenant", "x-team"))
+					}
+					return text
+				},
+			})
+			running := b.hold(1, 150)
+			answers := make(chan int, waiting)
+			for i := range waiting {
+				go func() {
+					r, err := b.send("/v1/completions", completionBody(fmt.Sprint("flood", i), 1), "x-team", "flood", "x-user", "flood")
+					if err != nil {
+						r = &reply{}
+					}
+					answers <- r.status
+				}()
+			}
+			b.until("the flood waits", func() bool { return b.metric("kvlane_waiting_requests") == waiting })
+			r := b.post("/v1/completions", completionBody("calm", 1), c.headers...)
+			statuses := map[int]int{}
+			for range waiting {
+				statuses[<-answers]++
+			}
+			shed := 0
+			if c.status == http.StatusOK {
+				shed = 1
+			}
+			if r.status != c.status || statuses[http.StatusOK] != waiting-shed || statuses[http.StatusTooManyRequests] != shed {
+				t.Errorf("got %d and %v for the %d that waited, want %d and %d answered 429", r.status, statuses, waiting, c.status, shed)
+			}
+			if r := <-running; r.status != http.StatusOK {
+				t.Errorf("got %d %s for the running request, want 200", r.status, r.body)
+			}
+		})
 	}
 }

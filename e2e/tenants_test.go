@@ -17,6 +17,15 @@ const authFilter = `          - name: auth
               mutations: {request_mutations: [{append: {header: {key: x-tenant, value: "%REQ(x-user)%"}, append_action: OVERWRITE_IF_EXISTS_OR_ADD}}]}
 `
 
+// beforeKvlane puts a filter in front of Kvlane's into Envoy's bootstrap.
+func beforeKvlane(t *testing.T, text, filter string) string {
+	const at = "          - name: kvlane\n            typed_config:"
+	if strings.Count(text, at) != 1 {
+		t.Fatalf("got %d filters named kvlane, want 1", strings.Count(text, at))
+	}
+	return strings.Replace(text, at, filter+at, 1)
+}
+
 // The victim's prompt has one bit in each of its blocks.
 const (
 	oracleBlocks = 8
@@ -76,13 +85,7 @@ func TestNoTenantLearnsAnothersPrompts(t *testing.T) {
 	t.Run("with", func(t *testing.T) {
 		b := newBed(t, shape{
 			engines: 1, ranks: 1, otherwise: true, envoy: ", fail_closed: true", config: "tenants: {salt_header: x-tenant}\n",
-			bootstrap: func(text string) string {
-				const at = "          - name: kvlane\n            typed_config:"
-				if strings.Count(text, at) != 1 {
-					t.Fatalf("got %d filters named kvlane, want 1", strings.Count(text, at))
-				}
-				return strings.Replace(text, at, authFilter+at, 1)
-			},
+			bootstrap: func(text string) string { return beforeKvlane(t, text, authFilter) },
 		})
 		salt := decide.TenantSalt("alice", nil) // known to the attacker
 		own := `,"cache_salt":"` + salt + `"`
