@@ -87,9 +87,7 @@ func (o *Outcomes) WriteMarkdown(out io.Writer) error {
 	for _, line := range append(o.verdict(), goal) {
 		fmt.Fprintf(&b, "%s\n\n", line)
 	}
-	cells := func(row []string) {
-		fmt.Fprintf(&b, "| %s |\n", strings.ReplaceAll(strings.Join(row, "\x00"), "\x00", " | "))
-	}
+	cells := func(row []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | ")) }
 	for _, t := range o.tables() {
 		fmt.Fprintf(&b, "## %s\n\n", t.title)
 		cells(t.head)

@@ -3,6 +3,7 @@ package replay
 import (
 	"bytes"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -209,6 +210,55 @@ func TestAgentStatistics(t *testing.T) {
 	} {
 		if c.got < c.low || c.got > c.high {
 			t.Errorf("%s: got %.3g, want %.3g to %.3g", c.what, c.got, c.low, c.high)
+		}
+	}
+}
+
+// TestReadingStatistics compares generated questions about documents with the published lengths.
+func TestReadingStatistics(t *testing.T) {
+	g := &sessions{rng: rand.New(rand.NewPCG(1, 2))}
+	documents := map[uint64]float64{}
+	questions, answers := 0.0, 0.0
+	for range 20_000 {
+		for t := reading(g); len(t) > 0; t = t[0].next {
+			questions, answers = questions+1, answers+float64(t[0].Output)
+			if t[0].before == 0 {
+				documents[t[0].Blocks[0]] = float64(t[0].Prompt)
+			}
+		}
+	}
+	mean, squares := 0.0, 0.0
+	for _, length := range documents {
+		mean, squares = mean+length, squares+length*length
+	}
+	n := float64(len(documents))
+	mean /= n
+	for _, c := range []struct {
+		what           string
+		got, low, high float64
+	}{
+		{"documents that were read", n, 770, 776},
+		{"length, mean", mean, 23_000, 24_000},
+		{"length, deviation", math.Sqrt(squares/n - mean*mean), 5_900, 6_300},
+		{"questions of a reader", questions / 20_000, 8, 8.7},
+		{"answer, mean", answers / questions, 15, 17},
+	} {
+		if c.got < c.low || c.got > c.high {
+			t.Errorf("%s: got %.6g, want %.6g to %.6g", c.what, c.got, c.low, c.high)
+		}
+	}
+}
+
+// Families that are held out are run only on purpose.
+func TestHeldOut(t *testing.T) {
+	for _, judging := range []bool{false, true} {
+		cells, err := (&Gauntlet{Quick: true, HeldOut: judging}).cells()
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := slices.ContainsFunc(cells, func(c cell) bool { return strings.HasPrefix(c.name, "reading") })
+		if ordinary := slices.ContainsFunc(cells, func(c cell) bool { return strings.HasPrefix(c.name, "retrieval") }); held != judging || !ordinary {
+			t.Errorf("held out %v: got reading %v and retrieval %v", judging, held, ordinary)
 		}
 	}
 }

@@ -95,9 +95,7 @@ func threshold(tokens int64) func(d *routing.Disagg) {
 
 // withTarget asks for the first token within the time that counts as goodput.
 func withTarget(unmet routing.Unmet) func(*Policy, *routing.Policy) {
-	return func(p *Policy, _ *routing.Policy) {
-		p.Config.Unmet, p.TTFT = unmet, time.Duration(sloTTFT*float64(time.Second))
-	}
+	return func(p *Policy, _ *routing.Policy) { p.Config.Unmet, p.TTFT = unmet, time.Duration(sloTTFT*1e9) }
 }
 
 // PolicyByName returns a preset or one of the variants that replay adds, with
@@ -156,11 +154,7 @@ func Sweep() []string {
 	for _, weight := range []string{"1", "2", "3", "4", defaultWeight, "8", "12", "20"} {
 		names = append(names, weightSetting+weight)
 	}
-	for _, slack := range []string{"0", "2048", "65536"} {
-		names = append(names, "kv-aware?first_turn.slack="+slack)
-	}
-	for _, price := range []string{"0", "4000"} {
-		names = append(names, "kv-aware?cost.active="+price)
-	}
-	return append(names, "session", "round-robin", "kv-aware-trt", "conversation-rank", "first-turn-round-robin", "min-wait", "least-tokens", "oracle")
+	return append(names, "kv-aware?first_turn.slack=0", "kv-aware?first_turn.slack=2048", "kv-aware?first_turn.slack=65536",
+		"kv-aware?cost.active=0", "kv-aware?cost.active=4000",
+		"session", "round-robin", "kv-aware-trt", "conversation-rank", "first-turn-round-robin", "min-wait", "least-tokens", "oracle")
 }
