@@ -423,7 +423,8 @@ func SessionOfUser(id string) string {
 	var user struct {
 		Session string `json:"session_id"`
 	}
-	if strings.HasPrefix(id, "{") && json.Unmarshal([]byte(id), &user) == nil {
+	const longest = 4 << 10 // Claude Code's have about 200 bytes
+	if strings.HasPrefix(id, "{") && len(id) <= longest && json.Unmarshal([]byte(id), &user) == nil {
 		return user.Session
 	}
 	_, session, _ := strings.Cut(id, "_session_")

@@ -478,8 +478,8 @@ func (m *mistral) effort(c *Chat) (string, error) {
 }
 
 // readable returns the value that text encodes in JSON, or text itself if it is not JSON.
-func readable(s string) (jinja.Value, error) {
-	v, err := jinja.ParseJSON([]byte(s))
+func readable(stop <-chan struct{}, s string) (jinja.Value, error) {
+	v, err := jinja.ParseJSONInto(stop, nil, []byte(s), false)
 	switch {
 	case errors.Is(err, jinja.ErrIntDigits):
 		err = refuse("%v", err)
@@ -496,7 +496,7 @@ func (w *mistralWriter) result(m *mistralMessage, past bool) {
 		if w.version == 1 {
 			w.refuse("Tools not implemented for tokenizer V1")
 		}
-		v, err := readable(cmp.Or(textOf(w.joined(m, "\n\n")), "{}"))
+		v, err := readable(w.chat.Stop, cmp.Or(textOf(w.joined(m, "\n\n")), "{}"))
 		if w.err == nil {
 			w.err = err
 		}

@@ -43,8 +43,8 @@ func FuzzParseJSON(f *testing.F) {
 			t.Fatal(err)
 		}
 		texts := make([]byte, 0, len(data)%32) // too small for some
-		first, _ := ParseJSONInto(&texts, data, false)
-		again, err := ParseJSONInto(&texts, out, false)
+		first, _ := ParseJSONInto(nil, &texts, data, false)
+		again, err := ParseJSONInto(nil, &texts, out, false)
 		if err != nil {
 			t.Fatalf("%s: %v", out, err)
 		}

@@ -53,7 +53,11 @@ type jsonWriter struct {
 	m           *machine // charged for the steps; may be nil
 }
 
+// newline begins a line, if the output has lines.
 func (w *jsonWriter) newline(dst []byte, depth int) []byte {
+	if !w.opts.Indented {
+		return dst
+	}
 	dst = append(dst, '\n')
 	if len(dst)+depth*len(w.opts.Indent) > w.limit {
 		raisef("ResourceLimit", "template needs too much memory")
@@ -129,17 +133,12 @@ func (w *jsonWriter) list(dst []byte, items []Value, depth int) ([]byte, error) 
 		if i > 0 {
 			dst = w.separator(dst, w.item)
 		}
-		if w.opts.Indented {
-			dst = w.newline(dst, depth+1)
-		}
+		dst = w.newline(dst, depth+1)
 		if dst, err = w.value(dst, items[i], depth+1); err != nil {
 			return dst, err
 		}
 	}
-	if w.opts.Indented {
-		dst = w.newline(dst, depth)
-	}
-	return append(dst, ']'), nil
+	return append(w.newline(dst, depth), ']'), nil
 }
 
 func (w *jsonWriter) dict(dst []byte, d *Dict, depth int) ([]byte, error) {
@@ -162,9 +161,7 @@ func (w *jsonWriter) dict(dst []byte, d *Dict, depth int) ([]byte, error) {
 		if i > 0 {
 			dst = w.separator(dst, w.item)
 		}
-		if w.opts.Indented {
-			dst = w.newline(dst, depth+1)
-		}
+		dst = w.newline(dst, depth+1)
 		if dst, err = w.key(dst, entries[i].key); err != nil {
 			return dst, err
 		}
@@ -173,10 +170,7 @@ func (w *jsonWriter) dict(dst []byte, d *Dict, depth int) ([]byte, error) {
 			return dst, err
 		}
 	}
-	if w.opts.Indented {
-		dst = w.newline(dst, depth)
-	}
-	return append(dst, '}'), nil
+	return append(w.newline(dst, depth), '}'), nil
 }
 
 func (w *jsonWriter) key(dst []byte, k Value) ([]byte, error) {
@@ -194,6 +188,9 @@ func (w *jsonWriter) key(dst []byte, k Value) ([]byte, error) {
 
 const hexDigits = "0123456789abcdef"
 
+// shortEscapes are the letters of escapes without digits, 0 for characters that have none.
+var shortEscapes = [256]byte{'"': '"', '\\': '\\', '\n': 'n', '\r': 'r', '\t': 't', '\b': 'b', '\f': 'f'}
+
 func (w *jsonWriter) text(dst []byte, s string) []byte {
 	dst = append(dst, '"')
 	start := 0
@@ -208,20 +205,9 @@ func (w *jsonWriter) text(dst []byte, s string) []byte {
 		}
 		dst = append(dst, s[start:i]...)
 		size := 1
-		switch c {
-		case '"', '\\':
-			dst = append(dst, '\\', c)
-		case '\n':
-			dst = append(dst, '\\', 'n')
-		case '\r':
-			dst = append(dst, '\\', 'r')
-		case '\t':
-			dst = append(dst, '\\', 't')
-		case '\b':
-			dst = append(dst, '\\', 'b')
-		case '\f':
-			dst = append(dst, '\\', 'f')
-		default:
+		if short := shortEscapes[c]; short != 0 {
+			dst = append(dst, '\\', short)
+		} else {
 			var r rune
 			r, size = utf8.DecodeRuneInString(s[i:])
 			if r > 0xffff {

@@ -1,7 +1,6 @@
 package jinja
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -25,6 +24,8 @@ var (
 	ErrIntDigits = errors.New("exceeds the limit for integer string conversion")
 	// ErrInvalidUTF8: the document is not UTF-8.
 	ErrInvalidUTF8 = errors.New("invalid UTF-8")
+	// ErrStopped: the stop channel was closed. The caller of a Model gets the error of its context instead.
+	ErrStopped = errors.New("the reading of JSON was stopped")
 )
 
 // maxJSONDepth is below the depth at which Python raises RecursionError.
@@ -36,14 +37,15 @@ const maxIntDigits = 4300
 // ParseJSON parses a document like Python's json.loads: order and big ints are preserved, of duplicate keys the last
 // value wins in the position of the first, and NaN and Infinity are numbers. Strings without escapes alias data, which
 // must not be modified while the value is in use.
-func ParseJSON(data []byte) (Value, error) { return ParseJSONInto(nil, data, false) }
+func ParseJSON(data []byte) (Value, error) { return ParseJSONInto(nil, nil, data, false) }
 
 // ParseJSONInto is ParseJSON for a value that is used briefly: strings with escapes are appended to
 // texts, unless it is nil, and are valid until that is shortened. With surrogates it accepts lone
 // ones, as Python does: each becomes the three bytes that UTF-8 would use for it. Such a string is
 // not valid text. That matters only if it is printed, and then no tokenizer accepts the prompt.
-func ParseJSONInto(texts *[]byte, data []byte, surrogates bool) (Value, error) {
-	p := jsonParser{src: unsafe.String(unsafe.SliceData(data), len(data)), texts: texts, surrogates: surrogates}
+// It ends with ErrStopped soon after stop is closed.
+func ParseJSONInto(stop <-chan struct{}, texts *[]byte, data []byte, surrogates bool) (Value, error) {
+	p := jsonParser{src: unsafe.String(unsafe.SliceData(data), len(data)), texts: texts, surrogates: surrogates, stop: stop}
 	if !ascii.ValidString(p.src) && !utf8.ValidString(p.src) {
 		return Value{}, fmt.Errorf("parse JSON: %w", ErrInvalidUTF8)
 	}
@@ -65,9 +67,24 @@ type jsonParser struct {
 	src        string
 	texts      *[]byte // see ParseJSONInto
 	surrogates bool    // accept lone surrogates
+	stop       <-chan struct{}
+	seen       uint // values and members so far
 	pos        int
 	items      []Value // stack of the items of unfinished lists
 	pairs      []entry // the same for objects
+}
+
+// stopped counts a value or a member, and looks at the stop channel now and then: more often than once a millisecond.
+func (p *jsonParser) stopped() bool {
+	if p.seen++; p.seen%(1<<12) != 0 {
+		return false
+	}
+	select {
+	case <-p.stop:
+		return true
+	default:
+		return false
+	}
 }
 
 func (p *jsonParser) space() {
@@ -82,8 +99,11 @@ func (p *jsonParser) space() {
 }
 
 func (p *jsonParser) value(depth int) (Value, error) {
-	if p.pos >= len(p.src) {
+	switch {
+	case p.pos >= len(p.src):
 		return Value{}, errors.New("expecting value")
+	case p.stopped():
+		return Value{}, ErrStopped
 	}
 	switch c := p.src[p.pos]; c {
 	case '"':
@@ -193,6 +213,9 @@ func (p *jsonParser) objectValue(depth int) (Value, error) {
 	}
 	d := NewDict(len(p.pairs) - start)
 	for i := range p.pairs[start:] {
+		if p.stopped() {
+			return Value{}, ErrStopped
+		}
 		d.Set(p.pairs[start+i].key.str(), p.pairs[start+i].value) // of duplicate keys the last one wins
 	}
 	p.pairs = p.pairs[:start]
@@ -398,7 +421,6 @@ func (p *jsonParser) hex4(i int) (rune, bool) {
 	if i+4 > len(p.src) {
 		return 0, false
 	}
-	var b [2]byte
-	_, err := hex.Decode(b[:], []byte(p.src[i:i+4]))
-	return rune(b[0])<<8 | rune(b[1]), err == nil
+	n, err := strconv.ParseUint(p.src[i:i+4], 16, 16)
+	return rune(n), err == nil
 }

@@ -41,12 +41,8 @@ func appendRepr(dst []byte, s string) []byte {
 			switch {
 			case c == quote || c == '\\':
 				dst = append(dst, '\\', c)
-			case c == '\n':
-				dst = append(dst, '\\', 'n')
-			case c == '\r':
-				dst = append(dst, '\\', 'r')
-			case c == '\t':
-				dst = append(dst, '\\', 't')
+			case c == '\n' || c == '\r' || c == '\t':
+				dst = append(dst, '\\', shortEscapes[c])
 			case c < ' ' || c == 0x7f:
 				dst = append(dst, '\\', 'x', hexDigits[c>>4], hexDigits[c&15])
 			default:

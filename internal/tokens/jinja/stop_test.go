@@ -46,3 +46,23 @@ func TestAStopEndsARendering(t *testing.T) {
 		}
 	}
 }
+
+// The reading of JSON ends soon after the stop channel is closed, wherever it is.
+func TestTheReadingOfJSONStops(t *testing.T) {
+	over := make(chan struct{})
+	close(over)
+	const many = 1 << 12
+	for name, text := range map[string]string{
+		"values":      `[` + strings.Repeat("1,", many) + `1]`,
+		"members":     `{"a":1` + strings.Repeat(`,"b":{"a":1}`, many) + `}`,
+		"equal keys":  `{"a":1` + strings.Repeat(`,"a":1`, many) + `}`,
+		"some levels": strings.Repeat(`[`, 100) + strings.Repeat("1,", many) + `1` + strings.Repeat(`]`, 100),
+	} {
+		if _, err := ParseJSONInto(make(chan struct{}), nil, []byte(text), false); err != nil {
+			t.Errorf("%s: got %v, want no error", name, err)
+		}
+		if _, err := ParseJSONInto(over, nil, []byte(text), false); !errors.Is(err, ErrStopped) {
+			t.Errorf("%s: got %v, want ErrStopped", name, err)
+		}
+	}
+}

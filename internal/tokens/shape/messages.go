@@ -1,8 +1,6 @@
 package shape
 
 import (
-	"errors"
-
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
@@ -24,20 +22,17 @@ const (
 // shaper converts a message to the value that the template gets.
 type shaper func(v jinja.Value) (jinja.Value, error)
 
-// errStopped ends the shaping of messages. The caller of Model gets the error of its context instead.
-var errStopped = errors.New("the shaping of messages was stopped")
-
 func shaped(in input, texts *[]byte, raw []byte, shape shaper) (jinja.Value, error) {
-	select {
-	case <-in.stop:
-		return jinja.None(), errStopped
-	default:
-	}
 	v, err := in.parse(texts, "messages", raw)
-	if err != nil {
+	if err == nil {
+		v, err = shape(v)
+	}
+	select {
+	case <-in.stop: // JSON in v that was not read to its end looks like none
+		return v, jinja.ErrStopped
+	default:
 		return v, err
 	}
-	return shape(v)
 }
 
 // shapeMessages returns every message, shaped.

@@ -37,6 +37,7 @@ type plan struct {
 	partial string
 	// images, if not nil, are the images before the first medium whose tokens are unknown.
 	images *images
+	stop   <-chan struct{} // the input's
 }
 
 // mediaMark takes the place of the first medium whose tokens are unknown. The prompt is known only up to it.
@@ -61,7 +62,7 @@ type input struct {
 	profile *profile
 	// origin is the API that the client called; Request may be a chat converted from its body.
 	origin body.API
-	// stop is closed when the caller's context ends; the shaping of messages then stops with errStopped.
+	// stop is closed when the caller's context ends; reading then stops with jinja.ErrStopped.
 	stop <-chan struct{}
 }
 
@@ -90,7 +91,10 @@ func (in input) copyTo(out *jinja.Dict, fields ...body.Field) error {
 
 // parse reads a JSON text. texts is for jinja.ParseJSONInto.
 func (in input) parse(texts *[]byte, name string, raw []byte) (jinja.Value, error) {
-	v, err := in.profile.parse(texts, raw)
+	if in.profile.wide {
+		raw = wideIntegers(raw)
+	}
+	v, err := jinja.ParseJSONInto(in.stop, texts, raw, in.profile.surrogates)
 	switch {
 	case errors.Is(err, jinja.ErrLoneSurrogate):
 		return v, refuse("%s: surrogates are not allowed in text", name)

@@ -10,8 +10,8 @@ import (
 
 // profile holds the rules by which one engine builds the prompt of a request.
 type profile struct {
-	// parse parses JSON as the engine's own reader does. texts is for jinja.ParseJSONInto.
-	parse func(texts *[]byte, raw []byte) (jinja.Value, error)
+	// surrogates: lone surrogates are errors only when they are printed, as in Python's json. wide: see wideIntegers.
+	surrogates, wide bool
 	// longIntegers: bodies with integers of more than 4,300 digits are accepted.
 	longIntegers bool
 	// chat plans a chat, or the messages of a request to the tokenizing endpoint.
@@ -48,7 +48,7 @@ type profile struct {
 // profiles are indexed by Engine.
 var profiles = [...]*profile{
 	VLLM: {
-		parse:            func(texts *[]byte, raw []byte) (jinja.Value, error) { return jinja.ParseJSONInto(texts, raw, true) }, // as Python's json: lone surrogates are errors only when they are printed
+		surrogates:       true,
 		chat:             (*Model).vllmChat,
 		anthropic:        vllmAnthropic,
 		truncation:       (*Model).vllmTruncation,
@@ -65,9 +65,7 @@ var profiles = [...]*profile{
 		cacheRules:     vllmCacheRules,
 	},
 	SGLang: {
-		parse: func(texts *[]byte, raw []byte) (jinja.Value, error) {
-			return jinja.ParseJSONInto(texts, wideIntegers(raw), false)
-		},
+		wide:         true,
 		longIntegers: true,
 		chat:         (*Model).sglangChat,
 		anthropic:    sglangAnthropic,
@@ -83,7 +81,6 @@ var profiles = [...]*profile{
 		cacheRules:     sglangCacheRules,
 	},
 	TRTLLM: {
-		parse:        func(texts *[]byte, raw []byte) (jinja.Value, error) { return jinja.ParseJSONInto(texts, raw, false) },
 		longIntegers: true,
 		chat:         (*Model).trtllmChat,
 		assumed:      "TensorRT-LLM's chat shape",

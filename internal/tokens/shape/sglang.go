@@ -21,7 +21,7 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{encoder: encoder}
+	p := &plan{encoder: encoder, stop: in.stop}
 	tools, err := sglangTools(in, encoder != nil)
 	if err != nil {
 		return nil, err
@@ -366,7 +366,7 @@ func (s *sglangShape) message(v jinja.Value) (jinja.Value, error) {
 			out.Set(key, jinja.String(text))
 		}
 	}
-	call := func(v jinja.Value) (jinja.Value, error) { return sglangCall(v, role == roleAssistant) }
+	call := func(v jinja.Value) (jinja.Value, error) { return sglangCall(s.p.stop, v, role == roleAssistant) }
 	if calls, given, err := listIn(msg, "tool_calls", call); err != nil {
 		return v, err
 	} else if given {
@@ -380,7 +380,7 @@ func (s *sglangShape) message(v jinja.Value) (jinja.Value, error) {
 }
 
 // sglangCall is ToolCall.model_dump(), with the arguments of an assistant's call parsed.
-func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
+func sglangCall(stop <-chan struct{}, v jinja.Value, assistant bool) (jinja.Value, error) {
 	call, ok := v.AsDict()
 	if !ok {
 		return v, refuse("messages.tool_calls: input should be a valid dictionary")
@@ -397,7 +397,7 @@ func sglangCall(v jinja.Value, assistant bool) (jinja.Value, error) {
 	arguments := member(function, "arguments")
 	if text, isText := arguments.AsString(); isText {
 		if assistant {
-			read, err := jinja.ParseJSON(wideIntegers([]byte(text)))
+			read, err := jinja.ParseJSONInto(stop, nil, wideIntegers([]byte(text)), false)
 			if err != nil {
 				return v, refuse("Assistant tool call function.arguments must be valid JSON.")
 			}

@@ -31,7 +31,7 @@ func (m *Model) sglangResponse(in input) (fields *jinja.Dict, partial string, er
 		return nil, "", refuse("input: input should be a valid string or list")
 	}
 	for i := range items {
-		msg, known, err := sglangItem(items[i])
+		msg, known, err := sglangItem(in.stop, items[i])
 		switch {
 		case err != nil:
 			return nil, "", err
@@ -131,7 +131,7 @@ func sglangResponseTools(in input, fields *jinja.Dict) (partial string, err erro
 
 // sglangItem returns the message of an item, nil for a thought without text. known is false if the engine's message for such an
 // item is not implemented here.
-func sglangItem(v jinja.Value) (msg *jinja.Dict, known bool, err error) {
+func sglangItem(stop <-chan struct{}, v jinja.Value) (msg *jinja.Dict, known bool, err error) {
 	item, ok := v.AsDict()
 	if !ok {
 		return nil, true, refuse("input: input should be a valid dictionary")
@@ -142,7 +142,7 @@ func sglangItem(v jinja.Value) (msg *jinja.Dict, known bool, err error) {
 		if _, isDict := member(item, "arguments").AsDict(); isDict {
 			return nil, false, nil
 		}
-		parsed, err := jinja.ParseJSON([]byte(arguments))
+		parsed, err := jinja.ParseJSONInto(stop, nil, []byte(arguments), false)
 		strict := map[string]any{} // refuses NaN, too large numbers and a byte order mark, as the engine's parser does
 		if _, isDict := parsed.AsDict(); !isText || err != nil || !isDict || json.Unmarshal([]byte(arguments), &strict) != nil {
 			arguments = "{}"

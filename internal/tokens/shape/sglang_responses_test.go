@@ -24,7 +24,7 @@ func TestItemsOfSGLang(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		msg, known, err := sglangItem(v)
+		msg, known, err := sglangItem(nil, v)
 		got := "not known"
 		if err != nil {
 			got = "refused"

@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/encoders"
+	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
 // A request whose client leaves while its prompt is rendered or tokenized ends with the context's
@@ -87,13 +88,53 @@ func (*endsNext) Done() <-chan struct{} {
 	return done
 }
 
-// Messages are not read any more when the time is over, however many are left.
-func TestAContextEndsTheReadingOfMessages(t *testing.T) {
-	raw := `{"messages":[{"role":"user","content":"x"}` + strings.Repeat(
-		`,{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"c","content":"y"}`, 1<<10) + `]}`
+// Nothing is read any more when the time is over, however much is left.
+func TestAContextEndsTheReadingOfBodies(t *testing.T) {
+	many := func(text string) string { return text + strings.Repeat(","+text, 1<<14) }
+	const message = `"messages":[{"role":"user","content":"x"}]`
+	m := load(t, "qwen3", Options{ToolParser: true})
+	for name, c := range map[string]struct {
+		api body.API
+		raw string
+	}{
+		"messages": {body.Chat, `{"messages":[{"role":"user","content":"x"}` + strings.Repeat(
+			`,{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"c","content":"y"}`, 1<<10) + `]}`},
+		"one message":        {body.Chat, `{"messages":[{"role":"user","content":[` + many(`{"type":"text","text":"x"}`) + `]}]}`},
+		"template arguments": {body.Chat, `{` + message + `,"chat_template_kwargs":{"x":[` + many(`{"a":1}`) + `]}}`},
+		"tools":              {body.Chat, `{` + message + `,"tools":[` + many(`{"type":"function","function":{"name":"f"}}`) + `]}`},
+		"a tool":             {body.Chat, `{` + message + `,"tools":[{"type":"function","function":{"name":"f","parameters":{"enum":[` + many(`{"a":1}`) + `]}}}]}`},
+		"items":              {body.Responses, `{"input":[` + many(`{"role":"user","content":"x"}`) + `]}`},
+		"tools of a response": {body.Responses, `{"input":"x","tools":[{"type":"function","name":"f","parameters":{"enum":[` +
+			many(`{"a":1}`) + `]}}]}`},
+		"blocks": {body.Messages, `{"max_tokens":9,"messages":[{"role":"user","content":[` + many(`{"type":"text","text":"x"}`) + `]}]}`},
+	} {
+		for _, engine := range []Engine{VLLM, SGLang, TRTLLM} {
+			req, err := body.Parse(c.api, []byte(c.raw))
+			if err != nil {
+				t.Fatal(err)
+			}
+			allocs := func(ctx func() context.Context, want error) float64 {
+				return testing.AllocsPerRun(1, func() {
+					if _, err := m.PromptInto(ctx(), nil, conv.New(0).Turn(req), engine); !errors.Is(err, want) {
+						t.Errorf("%s, %v: got %v, want %v", name, engine, err, want)
+					}
+				})
+			}
+			all := allocs(t.Context, nil)
+			if got := allocs(func() context.Context { return &endsNext{Context: t.Context()} }, context.DeadlineExceeded); got > all/3 {
+				t.Errorf("%s, %v: got %.0f allocations after the deadline, want at most a third of %.0f", name, engine, got, all)
+			}
+		}
+	}
+}
+
+// Nor are the arguments of a call, which are JSON in a text: what was read of them is not used.
+func TestAContextEndsTheReadingOfArguments(t *testing.T) {
+	arguments := `"arguments":"{\"x\":[{}` + strings.Repeat(",{}", 1<<14) + `]}"`
 	m := load(t, "qwen3", Options{})
 	for _, engine := range []Engine{VLLM, SGLang, TRTLLM} {
-		req, err := body.Parse(body.Chat, []byte(raw))
+		req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"user","content":"x"},`+
+			`{"role":"assistant","content":"","tool_calls":[{"id":"c","type":"function","function":{"name":"f",`+arguments+`}}]}]}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -105,9 +146,19 @@ func TestAContextEndsTheReadingOfMessages(t *testing.T) {
 			})
 		}
 		all := allocs(t.Context, nil)
-		if got := allocs(func() context.Context { return &endsNext{Context: t.Context()} }, context.DeadlineExceeded); got > all/10 {
-			t.Errorf("%v: got %.0f allocations after the deadline, want at most a tenth of %.0f", engine, got, all)
+		if got := allocs(func() context.Context { return &endsNext{Context: t.Context()} }, context.DeadlineExceeded); got > all/3 {
+			t.Errorf("%v: got %.0f allocations after the deadline, want at most a third of %.0f", engine, got, all)
 		}
+	}
+	item, err := jinja.ParseJSON([]byte(`{"type":"function_call","call_id":"c","name":"f",` + arguments + `}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	close(over)
+	got := testing.AllocsPerRun(1, func() { _, _, _ = sglangItem(over, item) })
+	if all := testing.AllocsPerRun(1, func() { _, _, _ = sglangItem(nil, item) }); got > all/2 {
+		t.Errorf("an item: got %.0f allocations after the deadline, want at most half of %.0f", got, all)
 	}
 }
 
@@ -124,8 +175,8 @@ func TestAContextEndsTheReadingOfItems(t *testing.T) {
 	over := make(chan struct{})
 	close(over)
 	in.stop = over
-	if list, err := harmonyInput(in); !errors.Is(err, errStopped) || len(list) > 1 {
-		t.Errorf("got %d messages, error %v, want none, errStopped", len(list), err)
+	if list, err := harmonyInput(in); !errors.Is(err, jinja.ErrStopped) || len(list) > 2 {
+		t.Errorf("got %d messages, error %v, want one item at most, ErrStopped", len(list), err)
 	}
 }
 

@@ -27,7 +27,7 @@ func (m *Model) trtllmChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{template: template}
+	p := &plan{template: template, stop: in.stop}
 	if raw := in.Get("prompt_token_ids"); len(raw) > 0 && raw[0] == '[' {
 		p.ids, err = laxIDs(raw)
 		return p, err
@@ -77,7 +77,7 @@ func (s *trtllmShape) message(v jinja.Value) (jinja.Value, error) {
 			out.Set("reasoning_content", thought)
 		}
 		if calls := member(msg, "tool_calls"); !calls.IsNone() {
-			list, err := trtllmCalls(calls)
+			list, err := trtllmCalls(s.p.stop, calls)
 			if err != nil {
 				return v, err
 			}
@@ -135,7 +135,7 @@ func (s *trtllmShape) content(v jinja.Value) (jinja.Value, error) {
 }
 
 // trtllmCalls parses the arguments of calls to objects; invalid JSON stays a text.
-func trtllmCalls(v jinja.Value) (jinja.Value, error) {
+func trtllmCalls(stop <-chan struct{}, v jinja.Value) (jinja.Value, error) {
 	calls, ok := v.AsList()
 	if !ok {
 		return v, refuse("messages.tool_calls: input should be a valid list")
@@ -154,7 +154,7 @@ func trtllmCalls(v jinja.Value) (jinja.Value, error) {
 		case arguments.IsNone():
 			arguments = jinja.FromDict(nil)
 		case isText:
-			read, err := jinja.ParseJSON([]byte(text))
+			read, err := jinja.ParseJSONInto(stop, nil, []byte(text), false)
 			if err != nil {
 				break
 			}

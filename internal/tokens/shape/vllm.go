@@ -50,7 +50,7 @@ func (m *Model) vllmChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{template: template, images: m.imagesOf(in)}
+	p := &plan{template: template, images: m.imagesOf(in), stop: in.stop}
 	shape := vllmShape{openai: template.openAI, legacy: !tokenize, converted: in.origin == body.Responses, refuse: func(kind string) error { return m.refuseMedia(kind, in.profile) }, p: p}
 	list, err := m.shapeMessages(in, shape.kind(), p, shape.message)
 	if err != nil {

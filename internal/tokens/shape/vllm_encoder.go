@@ -15,9 +15,9 @@ import (
 
 // vllmEncoded follows /v1/chat/completions, or /tokenize, for a model with an encoder.
 func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan, error) {
-	p := &plan{encoder: m.encoder}
+	p := &plan{encoder: m.encoder, stop: in.stop}
 	form := m.encoder.Traits().Messages
-	kind, message := shapeValidated, vllmValidated
+	kind, message := shapeValidated, func(v jinja.Value) (jinja.Value, error) { return vllmValidated(in.stop, v) }
 	if form != encoders.Validated {
 		if form == encoders.Original {
 			if err := withoutTemplate(in, tokenize); err != nil {
@@ -203,7 +203,7 @@ const (
 // vllmValidated converts a client's message to what vLLM's request model makes of it, in the form that encoders take.
 // vLLM has two models for a message. That of OpenAI, for known roles, reads a list of parts when they are used; its own
 // reads them immediately and is used if it recognizes more members.
-func vllmValidated(v jinja.Value) (jinja.Value, error) {
+func vllmValidated(stop <-chan struct{}, v jinja.Value) (jinja.Value, error) {
 	msg, role, content, err := vllmHead(v)
 	if err != nil {
 		return v, err
@@ -214,7 +214,7 @@ func vllmValidated(v jinja.Value) (jinja.Value, error) {
 	}
 	out := dict(kv{"role", jinja.String(role)}, kv{"call_id", jinja.String(id)})
 	known := role == roleAssistant || role == roleDeveloper || role == roleSystem || role == roleUser || role == roleTool && hasID
-	own, err := validatedOwn(msg, known, true)
+	own, err := validatedOwn(stop, msg, known, true)
 	if err != nil {
 		return v, err
 	}
@@ -233,9 +233,9 @@ func vllmValidated(v jinja.Value) (jinja.Value, error) {
 
 // validatedOwn reports whether vLLM's own model accepts the members that OpenAI's does not have.
 // A message of an unknown role is refused if it does not. legacy: see vllmShape.
-func validatedOwn(msg *jinja.Dict, known, legacy bool) (bool, error) {
+func validatedOwn(stop <-chan struct{}, msg *jinja.Dict, known, legacy bool) (bool, error) {
 	if !known {
-		if _, _, err := listIn(msg, "tool_calls", vllmCall); err != nil {
+		if _, _, err := listIn(msg, "tool_calls", func(v jinja.Value) (jinja.Value, error) { return vllmCall(stop, v) }); err != nil {
 			return false, err
 		}
 	}

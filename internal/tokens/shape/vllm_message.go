@@ -86,7 +86,7 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 		return v, err
 	}
 	known := slices.Contains(vllmRoles, role) && (role != roleTool || member(msg, "tool_call_id").Kind() == jinja.KindString)
-	own, err := validatedOwn(msg, known, s.legacy)
+	own, err := validatedOwn(s.p.stop, msg, known, s.legacy)
 	if err != nil {
 		return v, err
 	}
@@ -161,7 +161,7 @@ func readMembers(out, msg *jinja.Dict) error {
 
 // assistant adds tool calls and reasoning.
 func (s *vllmShape) assistant(out, msg *jinja.Dict) error {
-	calls, _, err := listIn(msg, "tool_calls", vllmCall)
+	calls, _, err := listIn(msg, "tool_calls", func(v jinja.Value) (jinja.Value, error) { return vllmCall(s.p.stop, v) })
 	// vLLM takes an empty text or object for an empty list.
 	if v := member(msg, "tool_calls"); err != nil && (v.Truth() || v.Kind() != jinja.KindString && v.Kind() != jinja.KindDict) {
 		return err
@@ -252,7 +252,7 @@ func withoutBillingHeader(content jinja.Value) jinja.Value {
 }
 
 // vllmCall returns a tool call of the history: its declared keys in their order, others dropped, the arguments as an object.
-func vllmCall(v jinja.Value) (jinja.Value, error) {
+func vllmCall(stop <-chan struct{}, v jinja.Value) (jinja.Value, error) {
 	call, ok := v.AsDict()
 	if !ok {
 		return v, refuse("messages.tool_calls: input should be a valid dictionary")
@@ -273,7 +273,7 @@ func vllmCall(v jinja.Value) (jinja.Value, error) {
 	if !hasName || !hasText {
 		return v, refuse("messages.tool_calls.function: name and arguments should be valid strings")
 	}
-	arguments, err := jinja.ParseJSON([]byte(text))
+	arguments, err := jinja.ParseJSONInto(stop, nil, []byte(text), false)
 	if errors.Is(err, jinja.ErrLoneSurrogate) || errors.Is(err, jinja.ErrJSONDepth) || errors.Is(err, jinja.ErrIntDigits) {
 		return v, fmt.Errorf("%w: the arguments of a call: %w", encoders.ErrMissing, err)
 	}
