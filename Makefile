@@ -148,7 +148,7 @@ e2e-handids: envoy ## Compares the answers of a stock vLLM to requests with ids 
 	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestHandedIDs$$' ./e2e/engines
 
 .PHONY: gauntlet-vllm
-gauntlet-vllm: envoy ## Plays a workload against two stock vLLM under four rules and in the simulation, prints both; needs an idle machine (2.4 GB)
+gauntlet-vllm: envoy ## Plays a workload against four stock vLLM under five rules and in the simulation, prints both (2.4 GB of disk, 10 GB of memory)
 	@./e2e/engines/install.sh $(TOOLS)/engines vllm
 	KVLANE_ENGINES=$(TOOLS)/engines go test -count=1 -v -timeout 30m -run '^TestGauntlet$$' ./e2e/engines
 

@@ -3,11 +3,13 @@ package engines
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -17,59 +19,77 @@ import (
 	"github.com/kvlane/kvlane/internal/lab/replay"
 )
 
-// The workload: conversations whose prompts grow by each turn. Lengths are whole blocks, so that the simulation has them exactly.
+// The workload: conversations whose prompts grow by each turn and begin with one of a few prompts that they share. Lengths are
+// whole blocks, so that the simulation has them exactly.
 const (
-	firstTurn, nextTurn, turnsOf, answerOf = 32 * 32, 12 * 32, 6, 16
-	conversations                          = 40
-	gauntletBlocks                         = 640 // of a worker: half of what all conversations have
+	sharedPart, sharedPrompts              = 12, 5 // blocks, prompts
+	firstTurn, nextTurn, turnsOf, answerOf = 32 * 32, 12 * 32, 6, 4
+	conversations                          = 64
+	gauntletEngines, gauntletBlocks        = 4, 640
 	gauntletBudget                         = 2048
+	gauntletBase, gauntletToken            = 50e-3, 250e-6 // seconds of a step and of a token: slow, so that two processors suffice
+	gauntletPair, gauntletDecode           = 20e-9, 1e-3
 	// gauntletLoad is the time that engines compute if all prefixes hit, as a part of all time.
-	gauntletLoad = 0.35
+	gauntletLoad = 0.5
 )
 
 // gauntletRules are compared; the first one is what ratios refer to.
-var gauntletRules = []string{"kv-aware", "session", "load-balancing", "round-robin"}
+var gauntletRules = []string{"kv-aware", "min-wait", "session", "load-balancing", "round-robin"}
 
-// TestGauntlet plays one workload against stock vLLMs behind Kvlane and Envoy and in the simulation, whose engine is fitted to
-// single requests of other prompts, and prints both. It measures time, and is run by hand on an idle machine (make gauntlet-vllm).
+// TestGauntlet plays one workload against four stock vLLMs behind Kvlane and Envoy and in the simulation, whose engine is fitted to
+// single requests of other prompts, and prints both. The engines' steps take the time of a formula (timed_worker.py), so that four
+// of them on two processors do not wait for each other. It takes minutes, and is run by hand (make gauntlet-vllm).
 func TestGauntlet(t *testing.T) {
+	here, err := filepath.Abs(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PYTHONPATH", here)
+	t.Setenv("STEP", fmt.Sprintf("[%g, %g, %g, %g]", gauntletBase, gauntletToken, gauntletPair, gauntletDecode))
 	k := *vllm
-	k.context, k.blocks, k.further = 4096, gauntletBlocks, []string{"--max-num-batched-tokens", fmt.Sprint(gauntletBudget)}
-	engines := []*engine{launch(t, &k), launch(t, &k)}
+	k.context, k.blocks = 4096, gauntletBlocks
+	k.further = []string{"--max-num-batched-tokens", fmt.Sprint(gauntletBudget), "--worker-cls", "timed_worker.TimedWorker"}
+	var engines []*engine
+	for range gauntletEngines {
+		engines = append(engines, launch(t, &k))
+	}
 	workers := ""
 	for i, e := range engines {
 		e.serves()
 		workers += strings.Replace(e.yaml(), "name: vllm", fmt.Sprint("name: vllm", i), 1)
 	}
-	var real []replay.Result
+	var measured [][]streamed
 	var model replay.Engine
 	var requests []replay.Request
-	overhead, load := 0.0, gauntletLoad
+	overhead := 0.0
 	for _, rule := range gauntletRules {
 		t.Run(rule, func(t *testing.T) {
 			for _, e := range engines {
 				e.t = t
 				e.clear()
 			}
-			b := newFront(t, engines[0], workers, "", "routing: {preset: "+rule+"}\n")
+			b := newFront(t, engines[0], workers, ", first_token: true", "routing: {preset: "+rule+"}\n")
 			if requests == nil {
 				model, overhead = b.fit()
-				requests = gauntletRequests(&model, load*float64(len(engines)))
+				requests = gauntletRequests(&model)
 				for _, e := range engines {
 					e.clear()
 				}
-				b.settle()
 			}
-			real = append(real, b.play(requests))
-			t.Logf("%+v", real[len(real)-1])
+			b.settle()
+			time.Sleep(time.Second) // Envoy knows the workers
+			measured = append(measured, b.play(requests))
+			t.Logf("%+v", summary(requests, measured[len(measured)-1]))
 		})
 	}
 	for _, e := range engines {
 		e.t = t
 	}
-	last := requests[len(requests)-1].At
 	t.Logf("fit: step %.2f ms + %.1f us a token + %.2f ns a pair, %.2f ms a decoding request; %.1f ms outside of steps; %d requests in %.0f s",
-		1e3*model.Base, 1e6*model.PerToken, 1e9*model.PerPair, 1e3*model.PerDecode, 1e3*overhead, len(requests), last)
+		1e3*model.Base, 1e6*model.PerToken, 1e9*model.PerPair, 1e3*model.PerDecode, 1e3*overhead, len(requests), requests[len(requests)-1].At)
+	if len(measured) != len(gauntletRules) {
+		return
+	}
 	report, err := replay.Run(replay.Options{
 		Workload: replay.Workload{Name: "vllm", BlockSize: k.block, Generate: func(uint64) []replay.Request { return slices.Clone(requests) }},
 		Fleet:    replay.Fleet{Workers: len(engines), Ranks: 1, Engine: model}, Policies: gauntletRules, Seeds: []uint64{1},
@@ -77,46 +97,42 @@ func TestGauntlet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(real) != len(gauntletRules) {
-		return
-	}
-	t.Logf("%-16s %28s %28s %8s", "", "vLLM: p50 s, p90 s, hits", "simulated", "p90 sim")
-	t.Logf("%-16s %28s %28s %8s", "rule", "p50 and p90 to the first", "the same", "/ vLLM")
+	t.Logf("%-16s %36s %36s", "", "vLLM: p50, p90, s; tokens computed", "simulated, and its ratio to vLLM's")
 	for i, rule := range gauntletRules {
-		s := report.Rows[i].Mean
+		r, s := summary(requests, measured[i]), report.Rows[i].Mean
 		s.TTFT50, s.TTFT90 = s.TTFT50+overhead, s.TTFT90+overhead
-		row := func(r, first *replay.Result) string {
-			return fmt.Sprintf("%.3f %.3f %3.0f%% %4.2f %4.2f", r.TTFT50, r.TTFT90, 100*r.Hit, r.TTFT50/first.TTFT50, r.TTFT90/first.TTFT90)
-		}
-		first := report.Rows[0].Mean
-		first.TTFT50, first.TTFT90 = first.TTFT50+overhead, first.TTFT90+overhead
-		t.Logf("%-16s %28s %28s %8.2f", rule, row(&real[i], &real[0]), row(&s, &first), s.TTFT90/real[i].TTFT90)
+		t.Logf("%-16s %10.3f %10.3f %10.1f %% %10.3f %.2f %10.3f %.2f %10.1f %% %.2f", rule, r.TTFT50, r.TTFT90, 100*(1-r.Hit),
+			s.TTFT50, s.TTFT50/r.TTFT50, s.TTFT90, s.TTFT90/r.TTFT90, 100*(1-s.Hit), (1-s.Hit)/(1-r.Hit))
 	}
 }
 
-// gauntletRequests are conversations that begin at random; the engines' time at full hits is load of all.
-func gauntletRequests(e *replay.Engine, load float64) (out []replay.Request) {
+// gauntletRequests are conversations that begin at random; the engines' time at full hits is gauntletLoad of all.
+func gauntletRequests(e *replay.Engine) (out []replay.Request) {
 	step := func(cached, n float64) float64 { return e.Base + e.PerToken*n + e.PerPair*n*(cached+n/2) }
-	cost := step(0, firstTurn)
+	const shared = float64(sharedPart * 32)
+	cost := step(shared, firstTurn-shared)
 	for turn := 1; turn < turnsOf; turn++ {
 		cost += step(firstTurn+nextTurn*float64(turn-1), nextTurn)
 	}
 	cost += turnsOf * (answerOf - 1) * (e.Base + e.PerDecode)
-	span := conversations * cost / load
+	span := conversations * cost / (gauntletLoad * gauntletEngines)
 	rng := rand.New(rand.NewPCG(101, 0))
 	for c := range conversations {
 		at := rng.Float64() * span
-		blocks := []uint64{}
+		blocks, prompt := []uint64{}, uint64(rng.IntN(sharedPrompts))
+		for i := range uint64(sharedPart) {
+			blocks = append(blocks, 1<<60+prompt<<20+i)
+		}
 		for turn := range turnsOf {
 			size := firstTurn + nextTurn*turn
 			for len(blocks) < size/vllm.block {
 				blocks = append(blocks, rng.Uint64())
 			}
 			out = append(out, replay.Request{At: at, Conversation: fmt.Sprint("c", c), Prompt: size, Output: answerOf, Blocks: slices.Clone(blocks)})
-			at += span / conversations * (2 + 4*rng.Float64())
+			at += span / conversations * (3 + 6*rng.Float64())
 		}
 	}
-	slices.SortStableFunc(out, func(a, b replay.Request) int { return int(math.Copysign(1, a.At-b.At)) })
+	slices.SortStableFunc(out, func(a, b replay.Request) int { return cmp.Compare(a.At, b.At) })
 	return out
 }
 
@@ -147,8 +163,8 @@ func (b *bed) fit() (e replay.Engine, overhead float64) {
 			step = min(step, (got.last-got.first)/float64(r.Output-1))
 		}
 	}
-	// Eight at a time, for what a further decoding request adds to a step.
-	const many = 8
+	// Many at a time, for what a further decoding request adds to a step: every worker has four.
+	const many, each = 4 * gauntletEngines, 4
 	var wait sync.WaitGroup
 	var last [many]float64
 	for n := range last {
@@ -160,9 +176,8 @@ func (b *bed) fit() (e replay.Engine, overhead float64) {
 	}
 	wait.Wait()
 	slices.Sort(last[:])
-	// They share the two workers, four each.
 	e = replay.Engine{Name: "vllm", Budget: gauntletBudget, Seqs: 8, Capacity: gauntletBlocks * b.block}
-	e.PerDecode = max(0, (last[many/2]-step)/(many/2-1))
+	e.PerDecode = max(0, (last[many/2]-step)/(each-1))
 	e.Base = step - e.PerDecode
 	// first = c + PerToken*n + PerPair*n*n/2, by the three long ones, which fit into one step.
 	slope := func(i, j int) float64 { return (first[j] - first[i]) / float64(sizes[j]-sizes[i]) }
@@ -232,8 +247,8 @@ func (b *bed) stream(r *replay.Request) (s streamed) {
 	return s
 }
 
-// play sends the requests at their times. As in the simulation, the first twentieth is not measured.
-func (b *bed) play(requests []replay.Request) (r replay.Result) {
+// play sends the requests at their times.
+func (b *bed) play(requests []replay.Request) []streamed {
 	got := make([]streamed, len(requests))
 	began := time.Now()
 	var wait sync.WaitGroup
@@ -242,6 +257,11 @@ func (b *bed) play(requests []replay.Request) (r replay.Result) {
 		wait.Go(func() { got[i] = b.stream(&requests[i]) })
 	}
 	wait.Wait()
+	return got
+}
+
+// summary leaves out the first twentieth, as the simulation does.
+func summary(requests []replay.Request, got []streamed) (r replay.Result) {
 	cached, prompt := 0, 0
 	var first []float64
 	for i := len(requests) / 20; i < len(requests); i++ {
