@@ -3,7 +3,6 @@ package replay
 import (
 	"bytes"
 	"fmt"
-	"html"
 	"io"
 	"strings"
 )
@@ -101,41 +100,10 @@ func (o *Outcomes) WriteMarkdown(out io.Writer) error {
 	return err
 }
 
-// WriteHTML writes the same as one page without scripts; the default is green.
+// WriteHTML writes the same as one page.
 func (o *Outcomes) WriteHTML(out io.Writer) error {
-	var b bytes.Buffer
-	fmt.Fprintf(&b, gauntletHead, html.EscapeString(o.title()))
-	for _, line := range append(o.verdict(), goal) {
-		fmt.Fprintf(&b, "<p>%s</p>\n", html.EscapeString(line))
-	}
-	for _, t := range o.tables() {
-		fmt.Fprintf(&b, "<h2>%s</h2><table><tr>", html.EscapeString(t.title))
-		for _, h := range t.head {
-			fmt.Fprintf(&b, "<th>%s", html.EscapeString(h))
-		}
-		for _, row := range t.rows {
-			b.WriteString("\n<tr>")
-			if isDefault(row[0]) {
-				b.WriteString(`<tr class="own">`)
-			}
-			for _, v := range row {
-				fmt.Fprintf(&b, "<td>%s", html.EscapeString(v))
-			}
-		}
-		b.WriteString("</table>\n")
-	}
-	b.WriteString("</html>\n")
-	_, err := out.Write(b.Bytes())
-	return err
+	return writeHTML(out, o.title(), append(o.verdict(), goal), o.tables(), func(*bytes.Buffer) {})
 }
-
-const gauntletHead = `<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Kvlane: %[1]s</title>
-<style>body{font:15px system-ui;margin:2em auto;max-width:90em}table{border-collapse:collapse}td,th{padding:.2em .7em;text-align:right}
-td:first-child,th:first-child{text-align:left;white-space:nowrap}tr:nth-child(even){background:#f2f5f8}tr.own{color:#1f7a4d;font-weight:bold}</style>
-<h1>%[1]s</h1>
-<p>Simulated engines: orders and ratios carry over, seconds do not.</p>
-`
 
 // WriteJSON writes all runs.
 func (o *Outcomes) WriteJSON(out io.Writer) error { return writeJSON(out, o) }
