@@ -68,7 +68,7 @@ func (c *Config) validateListeners(bad report) {
 	for i, address := range c.Envoy.Replicas {
 		if host, port, err := net.SplitHostPort(address); err != nil || host == "" {
 			bad(item("envoy.replicas", i), "%q is not host:port", address)
-		} else if n, err := strconv.Atoi(port); err != nil || n < 1 || n > maxPort {
+		} else if !isPort(port) {
 			bad(item("envoy.replicas", i), "%q: port must be 1 to %d", address, maxPort)
 		}
 	}
@@ -152,11 +152,6 @@ func (c *Config) validateRouting(bad report) {
 			bad(item("routing.shadow", i), "%q is there twice", name)
 		}
 	}
-	if n := len(c.Routing.Shadow); n > 4 {
-		bad("routing.shadow", "%d presets: at most 4", n)
-	} else if n > 0 && c.Explain.Keep == 0 {
-		bad("routing.shadow", "needs explain.keep above 0")
-	}
 	for i := range c.Routing.Headers {
 		headerName(item("routing.conversation_headers", i), &c.Routing.Headers[i], bad)
 	}
@@ -165,13 +160,14 @@ func (c *Config) validateRouting(bad report) {
 			headerName(path, name, bad)
 		}
 	}
-	w := &c.Routing.Wait
-	switch {
-	case w.Requests > 0 && w.Timeout <= 0:
-		bad("routing.wait.timeout", "must be more than 0")
-	case w.Requests > 0 && w.Timeout >= c.Envoy.MessageTimeout:
-		bad("routing.wait.timeout", "%s: Envoy waits for %s only (envoy.message_timeout)", w.Timeout.Std(), c.Envoy.MessageTimeout.Std())
-	}
+	w, shadows := &c.Routing.Wait, len(c.Routing.Shadow)
+	bad.each([]wrong{
+		{shadows > 4, "routing.shadow", fmt.Sprintf("%d presets: at most 4", shadows)},
+		{shadows > 0 && c.Explain.Keep == 0, "routing.shadow", "needs explain.keep above 0"},
+		{w.Requests > 0 && w.Timeout <= 0, "routing.wait.timeout", "must be more than 0"},
+		{w.Requests > 0 && w.Timeout >= c.Envoy.MessageTimeout, "routing.wait.timeout",
+			fmt.Sprintf("%s: Envoy waits for %s only (envoy.message_timeout)", w.Timeout.Std(), c.Envoy.MessageTimeout.Std())},
+	})
 }
 
 // headerName changes the name of a header to lower case, as Envoy sends it.
@@ -183,21 +179,17 @@ func headerName(path string, name *string, bad report) {
 }
 
 func (i *Index) validate(bad report) {
-	if i.Key != "" && i.KeyFile != "" {
-		bad("key_file", "not together with index.key")
-	}
 	for _, a := range i.Peers.Addresses {
 		if !isHostPort(a) {
 			bad("peers.addresses", "%q is not host:port", a)
 		}
 	}
-	switch {
-	case len(i.Peers.Addresses) == 0:
-	case i.Key+i.KeyFile == "":
-		bad("peers", "needs index.key or index.key_file: replicas with different keys cannot use each other's index")
-	case i.Peers.Timeout <= 0:
-		bad("peers.timeout", "must be more than 0")
-	}
+	peers := len(i.Peers.Addresses) > 0
+	bad.each([]wrong{
+		{i.Key != "" && i.KeyFile != "", "key_file", "not together with index.key"},
+		{peers && i.Key+i.KeyFile == "", "peers", "needs index.key or index.key_file: replicas with different keys cannot use each other's index"},
+		{peers && i.Peers.Timeout <= 0, "peers.timeout", "must be more than 0"},
+	})
 }
 
 var tokenizerLock = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
@@ -212,16 +204,14 @@ func (m *Model) validate(path string, names map[string]string, bad report) {
 		}
 		names[n] = path
 	}
-	if m.Tokenizer == "" && m.Check.Renderer == "" && (m.HandIDs != nil && *m.HandIDs || m.ChatTemplate != "") {
-		bad(path, "hand_ids and chat_template need a tokenizer")
-	}
 	remote := strings.HasPrefix(m.Tokenizer, hub.Prefix)
-	if _, err := hub.Parse(m.Tokenizer); remote && err != nil {
-		bad(path+".tokenizer", "%v", err)
-	}
-	if m.TokenizerLock != "" && (!remote || !tokenizerLock.MatchString(m.TokenizerLock)) {
-		bad(path+".tokenizer_lock", "want sha256: and 64 hexadecimal digits, and a tokenizer that begins with %s", hub.Prefix)
-	}
+	_, err := hub.Parse(m.Tokenizer)
+	bad.each([]wrong{
+		{m.Tokenizer == "" && m.Check.Renderer == "" && (m.HandIDs != nil && *m.HandIDs || m.ChatTemplate != ""), path, "hand_ids and chat_template need a tokenizer"},
+		{remote && err != nil, path + ".tokenizer", fmt.Sprint(err)},
+		{m.TokenizerLock != "" && (!remote || !tokenizerLock.MatchString(m.TokenizerLock)), path + ".tokenizer_lock",
+			"want sha256: and 64 hexadecimal digits, and a tokenizer that begins with " + hub.Prefix},
+	})
 }
 
 // names returns all names that clients may send for a model.

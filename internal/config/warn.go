@@ -89,10 +89,9 @@ func (c *Config) validateFiles(live bool, bad, missing, note report) {
 		}
 	}
 	for _, ca := range []struct{ path, file string }{{"index.peers.ca_file", c.Index.Peers.CAFile}, {"listen.client_ca_file", c.Listen.ClientCA}} {
-		if ca.file == "" {
-			continue
+		if ca.file != "" {
+			look(ca.path, ca.file, authority(ca.file))
 		}
-		look(ca.path, ca.file, authority(ca.file))
 	}
 }
 
@@ -287,18 +286,16 @@ func (c *Config) warnWorkers(listed []Worker, note report) {
 				note(item(w.path+".models", i), "%q has models[].engine %s, the worker engine %s: ids are made as for another engine; write the same engine", name, engines[name], w.Engine)
 			}
 		}
-		if w.Engine == "trtllm" && w.Ranks > 1 && w.RankBy == "header" && c.Disagg.Connector == "" {
-			note(w.path+".ranks", "TensorRT-LLM takes a rank only with requests that are split (disagg.connector), and chooses itself otherwise: write rank_by: none")
-		}
-		if w.Engine != "trtllm" && strings.HasPrefix(w.Events.Endpoint, "http") {
-			note(w.path+".events.endpoint", "%q is polled as TensorRT-LLM's events are, and the engine is %s: write tcp://", w.Events.Endpoint, w.Engine)
-		}
-		if w.Address != "" && w.Events.Endpoint == "tcp://"+w.Address {
-			note(w.path+".events.endpoint", "%q is the engine's HTTP port: name that of its KV events, such as 5557", w.Events.Endpoint)
-		}
-		if w.Events.Replay != "" && w.Events.Endpoint == "" {
-			note(w.path+".events.replay", "is not used without endpoint: name the endpoint of the events")
-		}
+		events, trtllm := w.Events.Endpoint, w.Engine == "trtllm"
+		note.under(w.path).each([]wrong{
+			{trtllm && w.Ranks > 1 && w.RankBy == "header" && c.Disagg.Connector == "", "ranks",
+				"TensorRT-LLM takes a rank only with requests that are split (disagg.connector), and chooses itself otherwise: write rank_by: none"},
+			{!trtllm && strings.HasPrefix(events, "http"), "events.endpoint",
+				fmt.Sprintf("%q is polled as TensorRT-LLM's events are, and the engine is %s: write tcp://", events, w.Engine)},
+			{w.Address != "" && events == "tcp://"+w.Address, "events.endpoint",
+				fmt.Sprintf("%q is the engine's HTTP port: name that of its KV events, such as 5557", events)},
+			{w.Events.Replay != "" && events == "", "events.replay", "is not used without endpoint: name the endpoint of the events"},
+		})
 		if first, taken := owners[w.Name]; taken {
 			note(w.path+".name", "%q is the name of %s, which is used instead", w.Name, first)
 		} else if w.Name != "" {
