@@ -16,6 +16,8 @@ func newClient(timeout time.Duration) *http.Client {
 	if timeout <= 0 {
 		timeout = time.Second
 	}
+	// An engine must answer for itself, not redirect to other hosts.
+	noRedirect := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return &http.Client{CheckRedirect: noRedirect, Timeout: timeout, Transport: &http.Transport{
 		DialContext:         (&net.Dialer{Timeout: timeout}).DialContext,
 		MaxIdleConnsPerHost: 1,
@@ -25,9 +27,6 @@ func newClient(timeout time.Duration) *http.Client {
 		MaxResponseHeaderBytes: maxHead,
 	}}
 }
-
-// noRedirect: an engine must answer for itself, not redirect to other hosts.
-func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // series names an engine's gauges and the label that carries the rank.
 type series struct{ running, waiting, usage, rank string }

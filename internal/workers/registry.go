@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -224,13 +225,7 @@ func (r *Registry) Set(source string, list []Entry) {
 
 // staticFirst orders sources: the configuration, then by name.
 func staticFirst(a, b string) int {
-	switch {
-	case a == b:
-		return 0
-	case a == staticSource || b != staticSource && a < b:
-		return -1
-	}
-	return 1
+	return strings.Compare(strings.TrimPrefix(a, staticSource), strings.TrimPrefix(b, staticSource))
 }
 
 // settle combines the results of the last checks with the source's. Without checks the source alone decides.
@@ -443,7 +438,7 @@ func (r *Registry) check(ctx context.Context, t *tracked, p *prober, early bool)
 	}
 	t.settle(true)
 	if r.opts.OnCheck != nil {
-		r.opts.OnCheck(t.worker.Name, outcome(err))
+		r.opts.OnCheck(t.worker.Name, map[bool]string{true: "ok", false: "failed"}[err == nil])
 	}
 	flipped, now := before.Ready != t.worker.Ready, time.Now()
 	switch {
@@ -462,13 +457,6 @@ func (r *Registry) check(ctx context.Context, t *tracked, p *prober, early bool)
 
 // warnEvery is the shortest interval of a worker's warnings while it stays not ready.
 const warnEvery = time.Minute
-
-func outcome(err error) string {
-	if err != nil {
-		return "failed"
-	}
-	return "ok"
-}
 
 func (r *Registry) scrape(ctx context.Context, t *tracked, p *prober) {
 	r.mu.Lock()
