@@ -10,7 +10,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/kvlane/kvlane/internal/config"
-	"github.com/kvlane/kvlane/internal/fleet"
 )
 
 // reloadPoll is how often the configuration file is read; tests shorten it.
@@ -57,7 +56,12 @@ func (s *service) keepCurrent(ctx context.Context, a *serveFlags, watch *config.
 					if more, err := loadModels(ctx, c, list, &s.loading, s.metrics, s.log); err == nil {
 						list = more
 					}
-					loaded <- func() { s.take(c, list) }
+					loaded <- func() {
+						if s.config.Load() == c { // else the hub is asked again
+							s.models = list
+							s.decider.SetModels(list)
+						}
+					}
 				}()
 			}
 		case take := <-loaded:
@@ -125,13 +129,5 @@ func (s *service) reload(ctx context.Context, file string, load func() (*config.
 func setLogLevel(level string) {
 	if l, err := zerolog.ParseLevel(level); err == nil {
 		zerolog.SetGlobalLevel(l)
-	}
-}
-
-// take uses models that were loaded for c, unless the configuration has changed since; then their hub is asked again.
-func (s *service) take(c *config.Config, list []*fleet.Model) {
-	if s.config.Load() == c {
-		s.models = list
-		s.decider.SetModels(list)
 	}
 }

@@ -32,7 +32,11 @@ func (f *Fleet) AppendOverlaps(dst []routing.Overlap, p *Prompt, matches *kvinde
 	}
 	f.index.MatchPrompt(p.Hashes, p.Tokens, unused, matches)
 	at := len(dst)
-	dst = appendOverlaps(dst, matches, f.Config.Index.BlockSize, p.Tokens, f.engineBlocks())
+	var engineBlock func(kvindex.Slot) int // nil if all are the index's, which saves a lookup per holder
+	if f.otherBlocks.Load() {
+		engineBlock = f.View().engineBlock
+	}
+	dst = appendOverlaps(dst, matches, f.Config.Index.BlockSize, p.Tokens, engineBlock)
 	if p.Made == nil || p.Made.agreement.differing.Load() == nil {
 		return dst
 	}
@@ -85,14 +89,6 @@ func (f *Fleet) sawBlocks(size int32) {
 	if size != 0 && int(size) != f.Config.Index.BlockSize {
 		f.otherBlocks.Store(true)
 	}
-}
-
-// engineBlocks returns the block sizes of engines by slot; nil if all are the index's, which saves a lookup per holder.
-func (f *Fleet) engineBlocks() func(kvindex.Slot) int {
-	if !f.otherBlocks.Load() {
-		return nil
-	}
-	return f.View().engineBlock
 }
 
 // Media converts media of a prompt for the index, with the digests that feed makes of their identifiers.

@@ -263,9 +263,6 @@ func (e *Engine) ReplayEndpoint(rank int) string { return endpoint(e.ranks[rank]
 // Subscribers is the number of connections that listen to the events of a rank.
 func (e *Engine) Subscribers(rank int) int { return e.ranks[rank].pub.subscribers() }
 
-// Faults returns the current faults.
-func (e *Engine) Faults() Faults { return e.faults.get() }
-
 // SetFaults replaces the faults.
 func (e *Engine) SetFaults(f Faults) error {
 	e.faultMu.Lock()

@@ -32,7 +32,9 @@ func (e *Engine) apiMux(only int) http.Handler {
 		m.HandleFunc("POST /tokenize", s.tokenize)
 		m.HandleFunc("POST /inference/v1/generate", s.serve(body.VLLMGenerate))
 		m.HandleFunc("GET /kv_event_sources", s.eventSources)
-		m.HandleFunc("POST /reset_prefix_cache", s.resetPrefixCache)
+		m.HandleFunc("POST /reset_prefix_cache", func(w http.ResponseWriter, r *http.Request) {
+			writeJSON(w, http.StatusOK, object{"success": reset(s.visible(), r.URL.Query().Get("reset_running_requests") == "true")})
+		})
 	case SGLang:
 		m.HandleFunc("POST /v1/tokenize", s.tokenize)
 		m.HandleFunc("POST /tokenize", s.tokenize)
@@ -42,7 +44,7 @@ func (e *Engine) apiMux(only int) http.Handler {
 		m.HandleFunc("POST /flush_cache", s.flushCache)
 	case TRTLLM:
 		m.HandleFunc("GET /server_info", s.trtServerInfo)
-		m.HandleFunc("POST /kv_cache_events", s.kvCacheEvents)
+		m.HandleFunc("POST /kv_cache_events", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, s.ranks[0].trt.drain()) })
 	}
 	e.adminRoutes(m)
 	m.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
@@ -63,7 +65,7 @@ func (e *Engine) sideMux(only int) http.Handler {
 // adminRoutes are the endpoints that real engines do not have.
 func (e *Engine) adminRoutes(m *http.ServeMux) {
 	m.HandleFunc("GET /sim/stats", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, e.Stats()) })
-	m.HandleFunc("GET /sim/faults", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, e.Faults()) })
+	m.HandleFunc("GET /sim/faults", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, e.faults.get()) })
 	m.HandleFunc("POST /sim/faults", func(w http.ResponseWriter, r *http.Request) {
 		var f Faults
 		d := json.NewDecoder(r.Body)
@@ -168,10 +170,6 @@ func (s *service) asConfigured(configured, bound string) string {
 		return "tcp://*" + bound[strings.LastIndexByte(bound, ':'):]
 	}
 	return bound
-}
-
-func (s *service) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
-	writeJSON(w, http.StatusOK, object{"success": reset(s.visible(), r.URL.Query().Get("reset_running_requests") == "true")})
 }
 
 // reset clears every idle rank even when it fails for a busy one.

@@ -51,8 +51,3 @@ func (s *service) trtServerInfo(w http.ResponseWriter, _ *http.Request) {
 		"disaggregated_params": object{"ctx_info_endpoint": "http://" + s.side.addr},
 	})
 }
-
-// kvCacheEvents drains the buffer.
-func (s *service) kvCacheEvents(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, s.ranks[0].trt.drain())
-}

@@ -68,8 +68,6 @@ func (o *Outcome) OK() bool {
 	return (o.AtMost == nil || o.Measured <= *o.AtMost) && (o.AtLeast == nil || o.Measured >= *o.AtLeast)
 }
 
-func (o *Outcome) String() string { return strings.Join(o.cells(), "  ") }
-
 // cells returns row, check, measured, bound and verdict.
 func (o *Outcome) cells() []string {
 	bound, verdict := "no bound", ""

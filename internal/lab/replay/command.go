@@ -48,14 +48,6 @@ func (s *seconds) Set(text string) error {
 	return nil
 }
 
-// orNever is nil for never.
-func (s *seconds) orNever() *float64 {
-	if *s < 0 {
-		return nil
-	}
-	return new(float64(*s))
-}
-
 // mostSeconds is a year, longer than any trace.
 const mostSeconds = 366 * 24 * 3600
 
@@ -412,7 +404,7 @@ func (f *flags) accept(out, progress io.Writer) error {
 	}}
 	a.Done = func(outcomes []Outcome) {
 		for i := range outcomes {
-			fmt.Fprintln(progress, outcomes[i].String())
+			fmt.Fprintln(progress, strings.Join(outcomes[i].cells(), "  "))
 		}
 	}
 	outcomes, without, err := a.Run()
@@ -509,7 +501,11 @@ func (f *flags) options() (Options, error) {
 		"event-replay": func() { to.EventReplay = float64(f.resend) },
 		"replicas":     func() { to.Replicas = f.replicas },
 		"skew":         func() { to.Skew = f.skew },
-		"share-delay":  func() { to.ShareDelay = f.share.orNever() },
+		"share-delay": func() {
+			if to.ShareDelay = nil; f.share >= 0 { // else never
+				to.ShareDelay = new(float64(f.share))
+			}
+		},
 		"share-credit": func() { to.ShareCredit = f.credit },
 	}
 	f.set.Visit(func(given *flag.Flag) {

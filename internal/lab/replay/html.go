@@ -39,7 +39,7 @@ tr.own{color:#1f7a4d;font-weight:bold}svg{display:block;margin:.5em 0 2em}</styl
 
 // WriteHTML writes the report as one page with a table and charts.
 func (r *Report) WriteHTML(out io.Writer) error {
-	t := table{head: []string{"policy", "hit %", "ceiling %", "TTFT p50", "p90", "±", "p99", "ITL p50 ms", "tokens/s", "CV %", "max/min", "moves"}}
+	t := table{title: "Means over the seeds", head: []string{"policy", "hit %", "ceiling %", "TTFT p50", "p90", "±", "p99", "ITL p50 ms", "tokens/s", "CV %", "max/min", "moves"}}
 	for i := range r.Rows {
 		m, d, row := &r.Rows[i].Mean, &r.Rows[i].Deviation, []string{r.Rows[i].Policy}
 		for _, v := range []float64{100 * m.Hit, 100 * m.Ceiling, m.TTFT50, m.TTFT90, d.TTFT90, m.TTFT99, 1000 * m.ITL50, m.Throughput, 100 * m.CV, m.MaxMin, m.Moves} {
@@ -47,7 +47,7 @@ func (r *Report) WriteHTML(out io.Writer) error {
 		}
 		t.rows = append(t.rows, row)
 	}
-	said := append([]string{fmt.Sprintf("%d ranks, means over seeds %v.", r.Ranks, r.Seeds)}, r.Verdict()...)
+	said := append([]string{fmt.Sprintf("%d ranks, seeds %v.", r.Ranks, r.Seeds)}, r.Verdict()...)
 	return writeHTML(out, r.Workload, said, []table{t}, func(b *bytes.Buffer) {
 		for _, c := range charts {
 			r.writeChart(b, c)
