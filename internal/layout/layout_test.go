@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83615
+	totalLimit = 83592
 	totalGoal  = 62000
 )
 
@@ -34,13 +34,13 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 22066, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28659, 22000, []string{"internal/tokens"}},
-	{"fleet", 4723, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"tokens", 28660, 22000, []string{"internal/tokens"}},
+	{"fleet", 4719, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1655, 1300, []string{"internal/observe"}},
 	{"decide", 3163, 1700, []string{"internal/decide"}},
 	{"replicas", 2564, 2200, []string{"internal/replicas"}},
-	{"lab", 11632, 11700, []string{"internal/lab"}},
-	{"rim", 9153, 6000, []string{
+	{"lab", 11616, 11700, []string{"internal/lab"}},
+	{"rim", 9149, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

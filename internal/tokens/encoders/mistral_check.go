@@ -8,7 +8,7 @@ import (
 )
 
 // check refuses what mistral-common's validator of the version refuses in its mode for tests, which vLLM uses, except tools
-// whose parameters are no JSON schema: these are printed as they are.
+// whose parameters are not a JSON schema: these are printed as they are.
 func (m *mistral) check(messages []mistralMessage, tools []jinja.Value) error {
 	if err := m.checkOrder(messages); err != nil {
 		return err

@@ -281,7 +281,7 @@ func compareEncoder(t *testing.T, m *shape.Model, name, file string) {
 			unknown++
 		case c.Status != 0 && errors.As(err, &refusal):
 			refused++
-		case c.Status == 400 && err == nil && strings.HasPrefix(name, "mistral") && strings.Contains(c.Body, `"parameters"`): // no JSON schema
+		case c.Status == 400 && err == nil && strings.HasPrefix(name, "mistral") && strings.Contains(c.Body, `"parameters"`): // not a JSON schema
 			alone++
 		default:
 			different++
