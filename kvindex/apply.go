@@ -90,9 +90,8 @@ func (x *Index) apply(s Slot, e *Event) error {
 		x.clearSlowly(s)
 		x.dropWindows(s) // the engine may have restarted with others
 		return nil
-	default:
-		return ErrKind
 	}
+	return ErrKind
 }
 
 func (x *Index) store(s Slot, e *Event) error {
@@ -176,11 +175,10 @@ func (x *Index) parentOf(s Slot, e *Event) (link, error) {
 	if p, ok := x.guess(s, name, st.guesses.last); ok {
 		return x.linkTo(p), nil
 	}
-	parent, ok := x.linkOf(s, name)
-	if !ok {
-		return link{}, ErrUnknownParent
+	if parent, ok := x.linkOf(s, name); ok {
+		return parent, nil
 	}
-	return parent, nil
+	return link{}, ErrUnknownParent
 }
 
 func (x *Index) linkTo(p place) link {
@@ -317,7 +315,7 @@ func (x *Index) room(id uint32, from, n int) (uint32, int, int) {
 		}
 	}
 	n = min(n, maxSegment)
-	return x.newSegment(n, 1), 0, n
+	return x.newSegment(n, 2), 0, n // a run of the credit and one of the events that confirm it
 }
 
 // storeFresh stores blocks that are not in the index yet at the end of a segment.

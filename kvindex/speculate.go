@@ -126,12 +126,13 @@ func (x *Index) speculate(s Slot, hashes []Hash, tokens int, now time.Time) Cred
 			at += n
 			continue
 		}
-		n := 1
-		for n < writeStep && at+n < len(hashes) && x.findStart(uint64(hashes[at+n])) == 0 {
-			n++
+		end := at + 1
+		for end < len(hashes) && x.findStart(uint64(hashes[end])) == 0 {
+			end++
 		}
-		last, n = x.claimFresh(s, last, hashes[at:at+n], expires)
-		at += n
+		for n := 0; at < end; at += n {
+			last, n = x.claimFresh(s, last, hashes[at:end], expires)
+		}
 	}
 	if x.slots[s].windows != nil {
 		x.claimTail(s, hashes[:min(len(hashes), x.readable(tokens))], expires)
@@ -200,11 +201,12 @@ func (x *Index) claimGaps(s Slot, g segment, id uint32, n int, expires int64) {
 	}
 }
 
-// claimFresh claims blocks that no target holds, after last. It returns the place of the last
-// block for which there was room, and the number of blocks claimed.
+// claimFresh makes room for blocks that no target holds, after last, and claims the first of them. It returns the place
+// of the last one and their number.
 func (x *Index) claimFresh(s Slot, last place, hashes []Hash, expires int64) (place, int) {
 	x.gate.shut()
 	id, from, n := x.room(last.segment(), last.offset()+1, len(hashes))
+	n = min(n, writeStep)
 	g := x.seg(id)
 	g.setBlocks(from + n)
 	own, names := g.own(), g.names()
