@@ -55,6 +55,7 @@ func TestOddBodies(t *testing.T) {
 		{v4, body.Chat, `{"chat_template_kwargs":{"messages":[]},"messages":[` + user + `]}`, refused},
 		{v4, body.Responses, `{"input":[` + user + `,{"role":"user","id":"x"}]}`, unknown}, {v4, body.Responses, `{"input":[` + user + `,{"role":"user"}]}`, refused},
 		{harmony, body.Chat, `{"max_tokens":99999,"messages":[` + user + `]}`, `{"messages":[` + user + `]}`},
+		{harmony, body.Responses, `{"input":"a","reasoning":{"\ud800":1}}`, refused}, {harmony, body.Responses, `{"input":"a","reasoning":{"x":"\ud800"}}`, `{"input":"a"}`},
 		{harmony, body.Responses, `{"max_output_tokens":99999,"input":"a"}`, refused}, {v4, body.Chat, `{"max_tokens":99999,"messages":[` + user + `]}`, refused},
 		{mistral, body.Completions, `{"prompt":"\ud800"}`, unknown}, {mistral, body.Responses, `{"input":"a","instructions":"\ud800"}`, unknown},
 		{mistral, body.Messages, named + `"tool_choice":{"type":"tool","name":"g"}}`, named + `"tool_choice":{"type":"auto"}}`}, {v4, body.Messages, named + `"tool_choice":{"type":"tool","name":"g"}}`, refused},

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/encoders"
@@ -41,7 +42,9 @@ func (m *Model) harmonyResponse(in input) (*plan, error) {
 	d, ok := reasoning.AsDict()
 	effort, has, isText := textOf(d, "effort")
 	summary, said, known := textOf(d, "summary")
-	if !ok && !reasoning.IsNone() || !isText || has && !slices.Contains(efforts, effort) || !known || said && !slices.Contains([]string{"auto", "concise", "detailed"}, summary) {
+	odd := false // a name that is half of a surrogate pair
+	d.Range(func(k, _ jinja.Value) bool { name, _ := k.AsString(); odd = !utf8.ValidString(name); return !odd })
+	if !ok && !reasoning.IsNone() || odd || !isText || has && !slices.Contains(efforts, effort) || !known || said && !slices.Contains([]string{"auto", "concise", "detailed"}, summary) {
 		return nil, refuse("reasoning: Input should be valid")
 	}
 	p.chat.Effort = effort
