@@ -6,14 +6,13 @@ import (
 	"time"
 )
 
-// The ids of long prompts are sent with the request by default, those of others are not.
-func TestIDsOfLongPromptsTravelByDefault(t *testing.T) {
+// The ids of prompts of 256 tokens or more are sent with the request by default, those of shorter ones are not.
+func TestIDsTravelByDefault(t *testing.T) {
 	b := newBed(t, shape{otherwise: true})
-	long := message{"user", strings.Repeat("one more word ", 1500)}
-	b.untilHanded(long)
+	b.untilHanded(message{"user", strings.Repeat("one more word ", 90)})
 	for range 4 {
-		if b.handed(message{"user", "Hi"}) {
-			t.Fatal("got the ids of a short prompt, want none")
+		if b.handed(message{"user", strings.Repeat("one more word ", 70)}) {
+			t.Fatal("got the ids of a prompt of 220 tokens, want none")
 		}
 	}
 }

@@ -22,7 +22,7 @@ import (
 )
 
 // TestHandedIDs compares the answers to requests with ids in the place of the text with the engine's own answers to the same
-// requests without them: all bytes but random identifiers and times are equal. By default long prompts go with ids.
+// requests without them: all bytes but random identifiers and times are equal. By default prompts of 256 tokens or more go with ids.
 func TestHandedIDs(t *testing.T) {
 	t.Run("always", func(t *testing.T) {
 		k := *vllm
@@ -35,11 +35,7 @@ func TestHandedIDs(t *testing.T) {
 		k.blocks, k.context = 768, 12288
 		k.further = []string{"--reasoning-parser", "qwen3"}
 		compareHanded(t, k, handedAPIs, 16, 5, func(api string, n int, body m, must bool) bool {
-			if n%2 == 1 {
-				return false // it stays short
-			}
-			lengthen(api, body, prose(fmt.Sprint("long ", api, n), 4200))
-			return must && body["truncate_prompt_tokens"] == nil
+			return sized(api, n, body) && must && body["truncate_prompt_tokens"] == nil
 		})
 	})
 	// Chats that vLLM encodes in code: given ids, it takes another path. Each fourth prompt is long.
@@ -84,6 +80,21 @@ func TestHandedIDsSGLang(t *testing.T) {
 		}
 		return must || body["prompt_logprobs"] != nil // it has no such field
 	})
+}
+
+// sized makes the prompt of every second body one of 256 tokens or more, most of them just so, and those of the others shorter.
+func sized(api string, n int, body m) bool {
+	if n%2 == 1 {
+		delete(body, "tools")
+		delete(body, "tool_choice")
+		return false
+	}
+	words := 260
+	if n%8 == 0 {
+		words = 4200
+	}
+	lengthen(api, body, prose(fmt.Sprint("long ", api, n), words))
+	return true
 }
 
 // named makes a folder with the files of a tokenizer, of a model of this architecture.
@@ -208,9 +219,10 @@ func compareHanded(t *testing.T, k kind, apis map[string]bool, count, least int,
 			if body["max_tokens"] = 24; api != "/v1/chat/completions" || !apis[api] {
 				break
 			}
+			must := form(api, 2, body, true)
 			own, through, status := b.both(api, body)
-			if !bytes.Equal(own, through) || status == http.StatusOK && !handed(*sent.Load()) {
-				t.Errorf("%s\ngot  %s\nwant %s to ids", encode(body), through, own)
+			if took := handed(*sent.Load()); !bytes.Equal(own, through) || status == http.StatusOK && took != must {
+				t.Errorf("%s\ngot  %s, to ids %v\nwant %s, %v", encode(body), through, took, own, must)
 			}
 			t.Logf("%s: %s", name, own[:min(len(own), 300)])
 		}
