@@ -5,7 +5,7 @@ import "fmt"
 func (c *compiler) variable(s scope, name string) expr {
 	id := s.sym.find(name)
 	slot, up := id.slot, hops(s.sym.fn, id.fn)
-	missing := undefinedName(name)
+	missing := undefinedOf(&undefinedInfo{name: name, obj: Value{kind: kindMissing}})
 	if up == 0 {
 		return func(f *frame) Value {
 			if v := f.slots[slot]; v.kind != kindMissing {

@@ -19,10 +19,6 @@ type undefinedInfo struct {
 	unsafe bool   // the sandbox refuses this attribute
 }
 
-func undefinedName(name string) Value {
-	return undefinedOf(&undefinedInfo{name: name, obj: Value{kind: kindMissing}})
-}
-
 func (u *undefinedInfo) raise() {
 	switch {
 	case u == nil:
