@@ -69,7 +69,7 @@ func laxInt(raw []byte) (n int64, ok bool) {
 		}
 	}
 	n, err := strconv.ParseInt(word, 10, 64)
-	return n, err == nil || errors.Is(err, strconv.ErrRange)
+	return n, err == nil || errors.Is(err, strconv.ErrRange) && strings.Trim(word[1:], "0123456789") == "" // it may not have read all
 }
 
 // withoutUnderscores drops single underscores between digits, which Python allows.
