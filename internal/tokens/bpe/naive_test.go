@@ -159,32 +159,99 @@ func (n *naive) word(w string) []uint32 {
 	return ids
 }
 
-// FuzzEncode compares with the naive implementation, through all caches.
-func FuzzEncode(f *testing.F) {
-	for _, s := range samples {
-		f.Add(s)
+// pieces builds a text from what tokenizers treat in special ways: each byte of script takes a part of s, an added token, nearly
+// one, a part of a sample, white space, or what stands before again.
+func pieces(s string, script []byte, added []AddedToken) string {
+	const longest = 1000 // the naive implementation is quadratic
+	var b strings.Builder
+	take := func(text string, at, n int) string {
+		at = max(0, min(at, len(text)))
+		for at > 0 && at < len(text) && !utf8.RuneStart(text[at]) {
+			at--
+		}
+		end := min(at+n, len(text))
+		for end < len(text) && !utf8.RuneStart(text[end]) {
+			end++
+		}
+		return text[at:end]
 	}
-	f.Add("\xff\xfe")
-	f.Add("\xed\xa0\x80")
+	at := 0
+	for _, c := range script {
+		n := int(c >> 3)
+		switch c & 7 {
+		case 0, 1:
+			part := take(s, at, n+1)
+			at += len(part)
+			b.WriteString(part)
+		case 2:
+			b.WriteString(added[n%len(added)].Content)
+		case 3:
+			token := added[n%len(added)].Content
+			b.WriteString(token[:len(token)-1])
+		case 4:
+			sample := samples[n%len(samples)]
+			b.WriteString(take(sample, 7*at%(len(sample)+1), 1+at%40))
+			at++
+		case 5:
+			b.WriteString(take("\n\n \t  \r\n\u00a0\u3000\u2028 ", n%8, 1+n/8))
+		case 6:
+			b.WriteString(take(b.String(), b.Len()-n, n))
+		case 7: // words of one unit are merged in another way
+			b.WriteString(strings.Repeat(take(s, at, 1+n%4), 1+8*n))
+		}
+		if b.Len() > longest {
+			return take(b.String(), 0, longest)
+		}
+	}
+	b.WriteString(take(s, at, longest-b.Len()))
+	return b.String()
+}
+
+// FuzzEncode compares with the naive implementation, through all caches, and with what is made of a text whose beginning is known.
+func FuzzEncode(f *testing.F) {
+	for i, s := range samples {
+		f.Add(s, []byte{byte(i)})
+	}
+	f.Add("\xff\xfe", []byte{})
+	f.Add("\xed\xa0\x80", []byte{0xff})
+	f.Add("a\u0301 \u1112\u1161\u11ab's 12345 \u2581", []byte{0x09, 0x12, 0x1b, 0x24, 0x2d, 0x36, 0x3f, 0x0a, 0x33, 0x5e, 0xff, 0x77})
+	f.Add("x", []byte{0xff, 0xff, 0xff, 0x02, 0xfe, 0x03, 0xfe, 0x05, 0xfe})
 	tested := []string{"qwen3", "mistral_7b"}
 	models := map[string]*naive{}
 	for _, name := range tested {
 		models[name] = newNaive(f, name)
 	}
-	f.Fuzz(func(t *testing.T, s string) {
-		if len(s) > 2000 {
-			return
-		}
+	f.Fuzz(func(t *testing.T, s string, script []byte) {
 		for _, name := range tested {
-			got, err := family(t, name).Encode(nil, s, false)
-			if !utf8.ValidString(s) {
+			tok := family(t, name)
+			text := pieces(s, script, tok.added)
+			got, cuts, err := tok.EncodeAfter(nil, nil, nil, text, Cut{}, false)
+			if !utf8.ValidString(text) {
 				if err == nil {
-					t.Fatalf("%q was accepted", s)
+					t.Fatalf("%q was accepted", text)
 				}
 				continue
 			}
-			if want := models[name].encode(s); err != nil || !slices.Equal(got, want) {
-				t.Fatalf("%s: %q: %v, want %v (%v)", name, s, got, want, err)
+			if want := models[name].encode(text); err != nil || !slices.Equal(got, want) {
+				t.Fatalf("%s: %q: %v, want %v (%v)", name, text, got, want, err)
+			}
+			if again, err := tok.Encode(make([]uint32, 0, 8), text, false); err != nil || !slices.Equal(again, got) {
+				t.Fatalf("%s: %q: %v, then %v (%v)", name, text, got, again, err)
+			}
+			for _, cut := range cuts { // the text goes on in its own way, and in another
+				for _, other := range []string{text, text[:cut.Text] + strings.Repeat(s[:min(len(s), 9)], 2)} {
+					want := got
+					if other != text {
+						if !utf8.ValidString(other) {
+							continue
+						}
+						want = models[name].encode(other)
+					}
+					rest, _, err := tok.EncodeAfter(nil, slices.Clone(got[:cut.IDs]), nil, other, cut, false)
+					if err != nil || !slices.Equal(rest, want) {
+						t.Fatalf("%s: %q after %+v: %v, want %v (%v)", name, other, cut, rest, want, err)
+					}
+				}
 			}
 		}
 	})
