@@ -87,16 +87,14 @@ func (d *decision) firstTurnStage() bool {
 		return false
 	}
 	d.out.via = ViaFirstTurn
-	var best *candidate
+	var best candidate
 	switch f.Placement {
 	case PlaceLeastQueued:
-		c := slices.MinFunc(d.cands, func(a, b candidate) int { return cmp.Compare(a.active, b.active) })
-		best = &c
+		best = slices.MinFunc(d.cands, func(a, b candidate) int { return cmp.Compare(a.active, b.active) })
 	case PlaceLeastTokens:
-		c := slices.MinFunc(d.cands, func(a, b candidate) int { return cmp.Compare(a.work, b.work) })
-		best = &c
+		best = slices.MinFunc(d.cands, func(a, b candidate) int { return cmp.Compare(a.work, b.work) })
 	case PlaceRoundRobin:
-		best = d.nextInTurn(d.cands, func(*candidate) bool { return true })
+		best = *d.nextInTurn(d.cands, func(*candidate) bool { return true })
 	default:
 		least := math.Inf(1)
 		for i := range d.cands {
@@ -108,13 +106,15 @@ func (d *decision) firstTurnStage() bool {
 			// allowance would outweigh queued tokens, and new conversations would pass idle targets.
 			least += float64(min(d.r.others.Replicas-1, 3)) * d.req.policy.Cost.Active
 		}
-		room, full := func(c *candidate) bool { return !d.r.saturated(d.now, &d.r.targets[c.slot]) }, false
-		near := func(c *candidate) bool { return d.wait(c, returning) <= least && (full || room(c)) }
-		full = d.r.config.Hold > 0 && !d.some(near)
-		d.out.anywhere = full && returning == 0 && !d.some(room)
-		best = d.nextInTurn(d.part(near), near)
+		room := func(c *candidate) bool { return !d.r.saturated(d.now, &d.r.targets[c.slot]) }
+		low := func(c *candidate) bool { return d.wait(c, returning) <= least }
+		near := func(c *candidate) bool { return low(c) && room(c) }
+		if d.r.config.Hold > 0 && !d.some(near) {
+			near, d.out.anywhere = low, returning == 0 && !d.some(room)
+		}
+		best = *d.nextInTurn(d.part(near), near)
 	}
-	d.take(best, ViaFirstTurn)
+	d.take(&best, ViaFirstTurn)
 	d.ex.sayf("first_turn", "%s by %s", d.r.targets[d.out.slot].name, string(f.Placement))
 	return true
 }

@@ -79,79 +79,82 @@ func drawTarget(t *rapid.T, slot int) TargetInfo {
 // the same decision. A request is only sent where it may go, and refused only where
 // nothing is free.
 func TestLaws(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		const n = 6
-		r, err := New(drawConfig(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for s := range n {
-			r.SetTarget(kvindex.Slot(s), drawTarget(t, s))
-		}
-		var live []ReservationID
-		now := time.Duration(0)
-		if rapid.Bool().Draw(t, "trained") {
-			now = train(r, 10_000)
-		}
-		for i := range rapid.IntRange(1, 60).Draw(t, "ops") {
-			now += time.Duration(rapid.IntRange(0, 3000).Draw(t, "ms")) * time.Millisecond
-			pickOne := func(action func(ReservationID)) {
-				if len(live) > 0 {
-					action(live[rapid.IntRange(0, len(live)-1).Draw(t, "which")])
-				}
+	rapid.Check(t, func(t *rapid.T) { laws(t, 60, func([]byte) {}) })
+}
+
+// laws calls decided with the record of each of up to most decisions.
+func laws(t *rapid.T, most int, decided func(record []byte)) {
+	const n = 6
+	r, err := New(drawConfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s := range n {
+		r.SetTarget(kvindex.Slot(s), drawTarget(t, s))
+	}
+	var live []ReservationID
+	now := time.Duration(0)
+	if rapid.Bool().Draw(t, "trained") && most > 10 { // takes long
+		now = train(r, 10_000)
+	}
+	for i := range rapid.IntRange(1, most).Draw(t, "ops") {
+		now += time.Duration(rapid.IntRange(0, 3000).Draw(t, "ms")) * time.Millisecond
+		pickOne := func(action func(ReservationID)) {
+			if len(live) > 0 {
+				action(live[rapid.IntRange(0, len(live)-1).Draw(t, "which")])
 			}
-			switch rapid.IntRange(0, 10).Draw(t, "op") {
-			case 0:
-				pickOne(func(id ReservationID) { r.FirstToken(now, id) })
-			case 1:
-				pickOne(func(id ReservationID) { r.PrefillDone(now, id) })
-			case 2:
-				pickOne(func(id ReservationID) {
-					r.Generated(now, id, 20)
-					r.Release(now, id)
-				})
-			case 3:
-				slot := rapid.IntRange(0, n-1).Draw(t, "slot")
-				if rapid.Bool().Draw(t, "remove") {
-					r.RemoveTarget(kvindex.Slot(slot))
-				} else {
-					r.SetTarget(kvindex.Slot(slot), drawTarget(t, slot))
-				}
-			case 4:
-				r.Report(now, kvindex.Slot(rapid.IntRange(0, n).Draw(t, "slot")), Report{At: now,
-					Running: int64(rapid.IntRange(0, 5).Draw(t, "running")), Waiting: int64(rapid.IntRange(0, 3).Draw(t, "waiting")), KVUsage: 0.5})
-			case 5:
-				pickOne(func(id ReservationID) { r.Rebook(now, id, kvindex.Slot(rapid.IntRange(0, n).Draw(t, "served"))) })
-			case 6:
-				// Some answers in a row fail: the target may become suspect.
-				if info, ok := r.Target(kvindex.Slot(rapid.IntRange(0, n-1).Draw(t, "slot"))); ok {
-					for range suspectFailures {
-						q := &Query{ID: "failing", Pin: &Pin{Worker: info.Worker, Rank: info.Rank}}
-						if plan, err := r.Pick(now, q, nil, nil); err == nil {
-							r.Failed(plan.Reservation)
-							r.Release(now, plan.Reservation)
-						}
+		}
+		switch rapid.IntRange(0, 10).Draw(t, "op") {
+		case 0:
+			pickOne(func(id ReservationID) { r.FirstToken(now, id) })
+		case 1:
+			pickOne(func(id ReservationID) { r.PrefillDone(now, id) })
+		case 2:
+			pickOne(func(id ReservationID) {
+				r.Generated(now, id, 20)
+				r.Release(now, id)
+			})
+		case 3:
+			slot := rapid.IntRange(0, n-1).Draw(t, "slot")
+			if rapid.Bool().Draw(t, "remove") {
+				r.RemoveTarget(kvindex.Slot(slot))
+			} else {
+				r.SetTarget(kvindex.Slot(slot), drawTarget(t, slot))
+			}
+		case 4:
+			r.Report(now, kvindex.Slot(rapid.IntRange(0, n).Draw(t, "slot")), Report{At: now,
+				Running: int64(rapid.IntRange(0, 5).Draw(t, "running")), Waiting: int64(rapid.IntRange(0, 3).Draw(t, "waiting")), KVUsage: 0.5})
+		case 5:
+			pickOne(func(id ReservationID) { r.Rebook(now, id, kvindex.Slot(rapid.IntRange(0, n).Draw(t, "served"))) })
+		case 6:
+			// Some answers in a row fail: the target may become suspect.
+			if info, ok := r.Target(kvindex.Slot(rapid.IntRange(0, n-1).Draw(t, "slot"))); ok {
+				for range suspectFailures {
+					q := &Query{ID: "failing", Pin: &Pin{Worker: info.Worker, Rank: info.Rank}}
+					if plan, err := r.Pick(now, q, nil, nil); err == nil {
+						r.Failed(plan.Reservation)
+						r.Release(now, plan.Reservation)
 					}
 				}
-			default:
-				q := drawQuery(t, i, n)
-				if id := pickTwice(t, r, now, q, drawOverlaps(t, n)); id != 0 {
-					live = append(live, id)
-				}
+			}
+		default:
+			q := drawQuery(t, i, n)
+			if id := pickTwice(t, r, now, q, drawOverlaps(t, n), decided); id != 0 {
+				live = append(live, id)
 			}
 		}
-		for _, id := range live {
-			r.Release(now, id)
+	}
+	for _, id := range live {
+		r.Release(now, id)
+	}
+	for s := range r.targets {
+		if r.targets[s].load != (Load{}) {
+			t.Fatalf("slot %d is left with %+v", s, r.targets[s].load)
 		}
-		for s := range r.targets {
-			if r.targets[s].load != (Load{}) {
-				t.Fatalf("slot %d is left with %+v", s, r.targets[s].load)
-			}
-		}
-		if r.Live() != 0 {
-			t.Fatalf("%d bookings are left", r.Live())
-		}
-	})
+	}
+	if r.Live() != 0 {
+		t.Fatalf("%d bookings are left", r.Live())
+	}
 }
 
 // TestRecordKeepsTheOrderOfSharedBlocks: of the conversations that share a block the one that had it last is tried first.
@@ -179,12 +182,13 @@ func TestRecordKeepsTheOrderOfSharedBlocks(t *testing.T) {
 }
 
 // pickTwice decides, checks the decision, and has it made again from its record.
-func pickTwice(t *rapid.T, r *Router, now time.Duration, q *Query, overlaps []Overlap) ReservationID {
+func pickTwice(t *rapid.T, r *Router, now time.Duration, q *Query, overlaps []Overlap, decided func(record []byte)) ReservationID {
 	d, err := r.PickRecorded(now, q, overlaps, nil)
 	data, jsonErr := json.Marshal(d) //nolint:musttag // kvindex.Target goes by the names of its fields
 	if jsonErr != nil {
 		t.Fatal(jsonErr)
 	}
+	decided(data)
 	var again Decision
 	if jsonErr := json.Unmarshal(data, &again); jsonErr != nil { //nolint:musttag // as above
 		t.Fatal(jsonErr)
