@@ -23,7 +23,7 @@ func TestADecisionWithoutStateIsAnError(t *testing.T) {
 func FuzzDecision(f *testing.F) {
 	for seed := range uint64(8) {
 		data := make([]byte, 2<<10)
-		random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // seeds are the same in each run
+		random := rand.New(rand.NewPCG(seed, 0))
 		for i := range data {
 			data[i] = byte(random.Uint32())
 		}
@@ -76,7 +76,7 @@ func change(t *rapid.T, at *any) {
 }
 
 // rerunTwice decides by a record from outside, if it is one.
-func rerunTwice(t interface{ Errorf(string, ...any) }, data []byte) {
+func rerunTwice(t rapid.TB, data []byte) {
 	var d Decision
 	if json.Unmarshal(data, &d) != nil { //nolint:musttag // kvindex.Target goes by the names of its fields
 		return
