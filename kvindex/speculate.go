@@ -130,8 +130,8 @@ func (x *Index) speculate(s Slot, hashes []Hash, tokens int, now time.Time) Cred
 		for end < len(hashes) && x.findStart(uint64(hashes[end])) == 0 {
 			end++
 		}
-		for n := 0; at < end; at += n {
-			last, n = x.claimFresh(s, last, hashes[at:end], expires)
+		for fresh := hashes[at:end]; len(fresh) > 0; at = end {
+			last, fresh = x.claimFresh(s, last, fresh, expires)
 		}
 	}
 	if x.slots[s].windows != nil {
@@ -202,8 +202,8 @@ func (x *Index) claimGaps(s Slot, g segment, id uint32, n int, expires int64) {
 }
 
 // claimFresh makes room for blocks that no target holds, after last, and claims the first of them. It returns the place
-// of the last one and their number.
-func (x *Index) claimFresh(s Slot, last place, hashes []Hash, expires int64) (place, int) {
+// of the last one and the blocks that are left.
+func (x *Index) claimFresh(s Slot, last place, hashes []Hash, expires int64) (place, []Hash) {
 	x.gate.shut()
 	id, from, n := x.room(last.segment(), last.offset()+1, len(hashes))
 	n = min(n, writeStep)
@@ -220,7 +220,7 @@ func (x *Index) claimFresh(s Slot, last place, hashes []Hash, expires int64) (pl
 	x.liveBlocks += int64(n)
 	x.gate.open()
 	x.claim(s, id, from, from+n, expires)
-	return placeAt(id, from+n-1), n
+	return placeAt(id, from+n-1), hashes[n:]
 }
 
 func (x *Index) claim(s Slot, id uint32, start, end int, expires int64) {
