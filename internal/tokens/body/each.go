@@ -9,6 +9,12 @@ func EachMember(raw []byte, each func(key, value []byte)) {
 	}
 }
 
+// CheckMembers is Valid and EachMember of an object in one pass. If its error is not nil, each may have been called, too.
+func CheckMembers(object []byte, each func(key, value []byte)) error {
+	s := scanner{b: object}
+	return s.end(s.object(s.begin(), func(key, value Span) { each(key.Of(object), value.Of(object)) }))
+}
+
 // EachItem calls each with every element of raw, a checked JSON array. For any other JSON value it does nothing.
 func EachItem(raw []byte, each func(item []byte)) {
 	s := scanner{b: raw}

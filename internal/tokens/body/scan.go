@@ -476,9 +476,13 @@ func hex4(b []byte, i int) (rune, bool) {
 // Valid checks one JSON text. It returns nil, a *SyntaxError or an *UnreadError.
 func Valid(body []byte) error {
 	s := scanner{b: body}
-	i := s.value(s.begin())
+	return s.end(s.value(s.begin()))
+}
+
+// end checks that nothing follows the body's value, which ends at i. It returns what Valid does.
+func (s *scanner) end(i int) error {
 	if i >= 0 {
-		if i = s.space(i); i != len(body) {
+		if i = s.space(i); i != len(s.b) {
 			i = s.fail(i, "nothing may follow the value")
 		}
 	}

@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -12,21 +13,21 @@ import (
 var errJSON = errors.New("malformed JSON")
 
 // eachMember calls f with the text of each key, valid during the call, and the value of raw, a
-// checked JSON object. encoding/json is too slow for maps of 200,000 entries.
+// JSON object, which it checks. encoding/json is too slow for maps of 200,000 entries.
 func eachMember(raw []byte, f func(key, value []byte) error) (err error) {
 	if len(raw) == 0 || raw[0] != '{' {
 		return fmt.Errorf("%w: want an object", errJSON)
 	}
 	var text []byte
-	body.EachMember(raw, func(key, value []byte) {
-		if err != nil {
-			return
+	invalid := body.CheckMembers(raw, func(key, value []byte) {
+		if err == nil {
+			text, err = body.AppendText(text[:0], key)
 		}
-		if text, err = body.AppendText(text[:0], key); err == nil {
+		if err == nil {
 			err = f(text, value)
 		}
 	})
-	return err
+	return cmp.Or(invalid, err)
 }
 
 // eachItem calls f with each element of raw, a checked JSON array.

@@ -8,8 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"runtime"
-
-	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
 // ErrUnsupported is wrapped by Load's error for a tokenizer that this package cannot reproduce
@@ -64,9 +62,6 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 	parts := map[string]*[]byte{
 		"model": &f.model, "added_tokens": &f.added, "normalizer": &f.normalizer,
 		"pre_tokenizer": &f.preTokenizer, "post_processor": &f.postProcessor,
-	}
-	if err := body.Valid(raw); err != nil {
-		return nil, err
 	}
 	if err := eachMember(bytes.TrimSpace(raw), func(key, value []byte) error {
 		if to := parts[string(key)]; to != nil {

@@ -20,7 +20,7 @@ type vocab struct {
 	blob  []byte
 	start []uint32
 	has   []bool
-	slots []uint64 // hash tag in the upper half; wholeFlag and id+1 in the lower; 0 is empty
+	slots []uint32 // from the highest bits: 11 of the hash, wholeFlag, id+1; 0 is empty
 	// literal holds tokens that no text can produce, by their string: those with characters
 	// outside the byte alphabet, such as special tokens.
 	literal map[string]uint32
@@ -28,25 +28,27 @@ type vocab struct {
 }
 
 // wholeFlag marks tokens that merging their own bytes reproduces.
-const wholeFlag = 1 << 31
+const wholeFlag = 1 << packedID
 
 // find returns the id of the token with these bytes. whole reports whether merging its bytes yields it.
 func (v *vocab) find(b []byte) (id uint32, whole, ok bool) { return v.findHash(hashBytes(b), b) }
 
 // findHash is find with the hash of b.
 func (v *vocab) findHash(h uint64, b []byte) (id uint32, whole, ok bool) {
+	slot := v.slots[v.search(h, b)]
+	if slot == 0 {
+		return 0, false, false
+	}
+	return slot&maxID - 1, slot&wholeFlag != 0, true
+}
+
+// search returns the place of the token with these bytes and this hash, or else the empty one where it belongs.
+func (v *vocab) search(h uint64, b []byte) uint64 {
 	mask := uint64(len(v.slots) - 1)
 	for at := h & mask; ; at = (at + 1) & mask {
 		slot := v.slots[at]
-		if slot == 0 {
-			return 0, false, false
-		}
-		if uint32(slot>>32) != uint32(h>>32) {
-			continue
-		}
-		id = uint32(slot)&^wholeFlag - 1
-		if bytes.Equal(v.bytes(id), b) {
-			return id, uint32(slot)&wholeFlag != 0, true
+		if slot == 0 || (slot^uint32(h>>32))>>(packedID+1) == 0 && bytes.Equal(v.bytes(slot&maxID-1), b) {
+			return at
 		}
 	}
 }
@@ -56,27 +58,24 @@ func (v *vocab) bytes(id uint32) []byte { return v.blob[v.start[id]:v.start[id+1
 
 // put adds a token to the table. It returns false if a token with these bytes exists already.
 func (v *vocab) put(id uint32) bool {
-	b := v.bytes(id)
-	if _, _, ok := v.find(b); ok {
+	h := hashBytes(v.bytes(id))
+	slot := &v.slots[v.search(h, v.bytes(id))]
+	if *slot != 0 {
 		return false
 	}
-	h := hashBytes(b)
-	mask := uint64(len(v.slots) - 1)
-	at := h & mask
-	for v.slots[at] != 0 {
-		at = (at + 1) & mask
-	}
-	v.slots[at] = h>>32<<32 | uint64(id+1)
+	*slot = uint32(h>>32)>>(packedID+1)<<(packedID+1) | (id + 1)
 	return true
 }
 
 // markWhole sets wholeFlag on each token for which whole is true, and returns them by id.
 func (v *vocab) markWhole(whole func(id uint32) bool) []bool {
 	wholes := make([]bool, len(v.has))
+	for id := range wholes { // by id: their texts follow each other in memory
+		wholes[id] = v.start[id] != v.start[id+1] && whole(uint32(id))
+	}
 	for at, slot := range v.slots {
-		if id := uint32(slot) - 1; slot != 0 && whole(id) {
+		if slot != 0 && wholes[slot&maxID-1] {
 			v.slots[at] |= wholeFlag
-			wholes[id] = true
 		}
 	}
 	return wholes
@@ -96,21 +95,17 @@ func readVocab(object []byte, text func(dst, token []byte) ([]byte, bool)) (*voc
 		from := len(raw)
 		var reachable bool
 		raw, reachable = text(raw, key)
-		var name string
-		if !reachable {
-			raw = raw[:from]
-			name = string(key)
-		}
 		id, err := tokenID(value)
 		if err != nil {
 			return err
 		}
 		top = max(top, id+1)
 		if !reachable {
-			if _, ok := v.literal[name]; ok {
-				return fmt.Errorf("the vocabulary names %q twice", name)
+			raw = raw[:from]
+			if _, ok := v.literal[string(key)]; ok {
+				return fmt.Errorf("the vocabulary names %q twice", key)
 			}
-			v.literal[name] = id
+			v.literal[string(key)] = id
 		}
 		entries = append(entries, vocabEntry{uint32(from), uint32(len(raw)), id})
 		return nil
@@ -136,11 +131,10 @@ func (v *vocab) fill(raw []byte, entries []vocabEntry, top uint32) error {
 		byID[e.id] = e
 	}
 	for id, e := range byID {
-		v.start[id] = uint32(len(v.blob))
 		v.blob = append(v.blob, raw[e.from:e.to]...)
 		v.start[id+1] = uint32(len(v.blob))
 	}
-	v.slots = make([]uint64, 1<<bits.Len(uint(len(entries)*3/2)))
+	v.slots = make([]uint32, 1<<bits.Len(uint(len(entries)*3/2)))
 	for id := range top {
 		if v.start[id] != v.start[id+1] && !v.put(id) {
 			return fmt.Errorf("token %d repeats the text of another one", id)
