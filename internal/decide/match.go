@@ -43,7 +43,7 @@ func (j *job) match(in *input, t *tokens) {
 	}
 	block := d.cfg.Index.BlockSize
 	hasher := d.fleet.Index().Hasher()
-	seed := hasher.Seed(in.model.CacheName(), adapter(in), salt(in.body, j.cacheSalt(in)))
+	seed := hasher.Seed(in.model.Config.Name, adapter(in), salt(in.body, j.cacheSalt(in)))
 	if t.media == nil {
 		s.hashes = conv.AppendHashes(s.turn, s.hashes, seed, t.ids, block, hasher.AppendHashes)
 	} else {

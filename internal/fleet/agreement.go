@@ -123,9 +123,8 @@ func (f *Fleet) compareAll(v *View) {
 			c.ready.Store(m.Ready)
 			next[name] = c
 		}
-		for name, c := range s.agreement.replace(next) {
+		for _, c := range s.agreement.replace(next) {
 			c.end()
-			f.ForgetGone(name)
 		}
 		for _, c := range started {
 			ctx, stop := context.WithCancel(context.Background())

@@ -85,7 +85,7 @@ func (v *View) declare(base func(name string) string) {
 // base returns the configured model that a name stands for, the name itself if there is none.
 func (f *Fleet) base(name string) string {
 	if s := f.models.Load().byName[name]; s != nil {
-		return s.CacheName()
+		return s.Config.Name
 	}
 	return name
 }

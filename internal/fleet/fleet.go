@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -137,15 +138,16 @@ func (f *Fleet) setWorkers(list []workers.Worker) {
 	}
 	next.declare(f.base)
 	f.view.Store(next) // before the router is updated: a request placed on a new worker looks up its endpoint
-	for name := range old.members {
-		f.ForgetGone(name)
-	}
 	f.forgetMismatches(next)
 	f.catalog.mu.Lock()
 	f.catalog.current(next) // a name that only removed workers listed is unknown now
 	f.tellRouter(next)
 	f.catalog.mu.Unlock()
 	f.compareAll(next)
+	gone := maps.Clone(old.members)
+	if maps.DeleteFunc(gone, func(name string, _ *Member) bool { return next.members[name] != nil }); len(gone) > 0 {
+		f.Metrics.ForgetWorkers(func(name string) bool { return gone[name] != nil })
+	}
 	if f.OnEndpoints != nil {
 		f.OnEndpoints(next.addresses(list))
 	}
@@ -239,25 +241,27 @@ func (f *Fleet) drop(m *Member) {
 	}
 }
 
-// tellRouter gives the router the current targets. The caller holds catalog.mu.
+// tellRouter gives the router the current targets: those of 64 workers at a time, since decisions wait meanwhile, and in the
+// order that they have there, in which thousands of new ones cost linear time. The caller holds catalog.mu.
 func (f *Fleet) tellRouter(v *View) {
-	f.Update(f.Now(), func(r *routing.Router, _ time.Duration) {
-		for _, m := range v.members {
-			models := m.Models
-			if l := f.catalog.listed[m.Name]; len(models) > 0 && l.generation == m.Generation {
-				models = slices.Concat(models, l.names)
-				slices.Sort(models)
-				models = slices.Compact(models)
+	for names := range slices.Chunk(slices.Sorted(maps.Keys(v.members)), 64) {
+		f.Update(f.Now(), func(r *routing.Router, _ time.Duration) {
+			for _, name := range names {
+				m := v.members[name]
+				models := m.Models
+				if l := f.catalog.listed[name]; len(models) > 0 && l.generation == m.Generation {
+					models = slices.Compact(slices.Sorted(slices.Values(slices.Concat(models, l.names))))
+				}
+				for _, slot := range m.Slots {
+					e := &v.endpoints[slot]
+					r.SetTarget(slot, routing.TargetInfo{
+						Target: e.Target, Role: roles[m.Role], Models: models, Ready: m.Ready, Draining: m.Draining,
+						Speed: m.Speed, Zone: m.Labels["zone"], Address: e.Address,
+					})
+				}
 			}
-			for _, slot := range m.Slots {
-				e := &v.endpoints[slot]
-				r.SetTarget(slot, routing.TargetInfo{
-					Target: e.Target, Role: roles[m.Role], Models: models, Ready: m.Ready, Draining: m.Draining,
-					Speed: m.Speed, Zone: m.Labels["zone"], Address: e.Address,
-				})
-			}
-		}
-	})
+		})
+	}
 }
 
 // Load passes the loads that an engine reports for its ranks on to the router. at is when their measurement began.

@@ -37,9 +37,6 @@ func (m *Model) Names() []string {
 	return slices.Concat([]string{m.Config.Name}, m.Config.Aliases, m.Config.Adapters)
 }
 
-// CacheName is the name under which the index keeps the model's blocks.
-func (m *Model) CacheName() string { return m.Config.Name }
-
 // Unfit returns why the model cannot make ids itself, nil if it can.
 func (m *Model) Unfit() error {
 	if m.Tokens == nil {
@@ -61,14 +58,14 @@ func serves(names []string, m *Model) bool {
 func (f *Fleet) cacheModel(served []string) string {
 	for _, name := range served {
 		if s := f.models.Load().byName[name]; s != nil {
-			return s.CacheName()
+			return s.Config.Name
 		}
 	}
 	if len(served) > 0 {
 		return served[0]
 	}
 	if s := f.Model(""); s != nil {
-		return s.CacheName()
+		return s.Config.Name
 	}
 	return ""
 }

@@ -41,13 +41,10 @@ func (f *Fleet) AppendOverlaps(dst []routing.Overlap, p *Prompt, matches *kvinde
 		return dst
 	}
 	v := f.View()
-	kept := dst[:at]
-	for _, o := range dst[at:] {
-		if e := v.Endpoint(o.Slot); e == nil || !p.Made.Differs(e.Member) {
-			kept = append(kept, o)
-		}
-	}
-	return kept
+	return dst[:at+len(slices.DeleteFunc(dst[at:], func(o routing.Overlap) bool {
+		e := v.Endpoint(o.Slot)
+		return e != nil && p.Made.Differs(e.Member)
+	}))]
 }
 
 // appendOverlaps converts blocks into tokens. An engine never takes the block with the last prompt token from its

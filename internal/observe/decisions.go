@@ -207,11 +207,8 @@ func (l *Decisions) Add(e *Entry) {
 	if old == nil {
 		return
 	}
-	old.mu.Lock() // a reader has finished with the explanation, or will find nil
-	ex := old.Explanation
-	old.Explanation = nil
-	old.mu.Unlock()
-	if ex != nil {
+	var ex *routing.Explanation // a reader has finished with it, or will find nil
+	if old.change(func() { ex, old.Explanation = old.Explanation, nil }); ex != nil {
 		l.free.Put(ex)
 	}
 }

@@ -63,9 +63,7 @@ type Metrics struct {
 
 	stages  [numStages]prometheus.Observer
 	answers answers
-	vectors []interface {
-		DeletePartialMatch(labels prometheus.Labels) int
-	} // all counters and histograms with labels
+	vectors []*prometheus.MetricVec // all counters and histograms with labels
 }
 
 // Decision times range from microseconds (a repeated short prompt) to a second. The prefill
@@ -89,13 +87,13 @@ func New(version string) *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "kvlane", Name: name, Help: help}, labels)
 		reg.MustRegister(c)
-		m.vectors = append(m.vectors, c)
+		m.vectors = append(m.vectors, c.MetricVec)
 		return c
 	}
 	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
 		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "kvlane", Name: name, Help: help, Buckets: buckets}, labels)
 		reg.MustRegister(h)
-		m.vectors = append(m.vectors, h)
+		m.vectors = append(m.vectors, h.MetricVec)
 		return h
 	}
 	m.Requests = counter("requests_total", "Requests by API and outcome (routed, unrouted, rejected, answered).", "api", "outcome")
@@ -165,6 +163,18 @@ func (m *Metrics) ForgetModel(model string) {
 	m.answers.mu.Unlock()
 	m.forget("model", model)
 	m.forget("model", Clip(model))
+}
+
+// ForgetWorkers deletes all series of the workers that are gone, in one pass over all series.
+func (m *Metrics) ForgetWorkers(gone func(worker string) bool) {
+	for _, v := range m.vectors {
+		all, _ := series(v)
+		for _, labels := range all {
+			if gone(labels["worker"]) {
+				v.Delete(labels)
+			}
+		}
+	}
 }
 
 func (m *Metrics) forget(label, value string) {

@@ -55,7 +55,7 @@ func TestForgottenWorkersAndModelsLeaveNoSeries(t *testing.T) {
 		m.Renders.WithLabelValues(model, "ok").Inc()
 		m.TokenChecks.WithLabelValues(model, "c", "chat", "agrees").Inc()
 	}
-	for _, w := range []string{"a", "b"} {
+	for _, w := range []string{"a", "b", "d", "e"} {
 		m.Picks.WithLabelValues(w, "0", "decode").Inc()
 		m.PromptTokens.WithLabelValues(w, "0").Inc()
 		m.MatchedTokens.WithLabelValues(w, "0", "event").Inc()
@@ -68,6 +68,7 @@ func TestForgottenWorkersAndModelsLeaveNoSeries(t *testing.T) {
 		m.FirstToken.WithLabelValues(w).Observe(1)
 	}
 	m.ForgetWorker("a")
+	m.ForgetWorkers(func(worker string) bool { return worker == "d" || worker == "e" })
 	m.ForgetModel("a")
 	m.ForgetModel(long)
 	families, err := m.Registry.Gather()

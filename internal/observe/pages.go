@@ -99,7 +99,7 @@ func (p *Pages) Handler() http.Handler {
 	mux.HandleFunc("POST /debug/record", p.record)
 	mux.HandleFunc("GET /debug/index", func(w http.ResponseWriter, _ *http.Request) { WriteJSON(w, p.Index()) })
 	mux.HandleFunc("GET /debug/workers", func(w http.ResponseWriter, _ *http.Request) { WriteJSON(w, p.Workers()) })
-	mux.HandleFunc("GET /debug/status", p.status)
+	mux.HandleFunc("GET /debug/status", func(w http.ResponseWriter, _ *http.Request) { WriteJSON(w, p.Status()) })
 	mux.HandleFunc("GET /debug/stream", p.stream)
 	return mux
 }
@@ -107,6 +107,7 @@ func (p *Pages) Handler() http.Handler {
 // WriteJSON answers with v.
 func WriteJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	_ = e.Encode(v) //nolint:errchkjson // the client left
@@ -179,12 +180,6 @@ func (p *Pages) record(w http.ResponseWriter, r *http.Request) {
 	}
 	p.Record(n)
 	WriteJSON(w, map[string]int{"recording": n})
-}
-
-func (p *Pages) status(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	_ = json.NewEncoder(w).Encode(p.Status()) //nolint:errchkjson // the client left
 }
 
 // MarshalJSON writes the entry's current state.

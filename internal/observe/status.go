@@ -69,42 +69,46 @@ type RankStatus struct {
 // Value returns the value of a counter.
 func Value(c prometheus.Metric) float64 {
 	var m dto.Metric
-	if err := c.Write(&m); err != nil {
-		return 0
-	}
+	_ = c.Write(&m) // that of a counter does not fail
 	return m.GetCounter().GetValue()
+}
+
+// series returns the labels and values of all series of a vector; those of histograms have no value.
+func series(v prometheus.Collector) (labels []prometheus.Labels, values []float64) {
+	all := make(chan prometheus.Metric)
+	go func() {
+		v.Collect(all)
+		close(all)
+	}()
+	for one := range all {
+		var m dto.Metric
+		_ = one.Write(&m)
+		of := prometheus.Labels{}
+		for _, l := range m.GetLabel() {
+			of[l.GetName()] = l.GetValue()
+		}
+		labels, values = append(labels, of), append(values, m.GetCounter().GetValue())
+	}
+	return labels, values
 }
 
 // Sums returns the sums of a counter's series by the value of a label.
 func Sums(v *prometheus.CounterVec, label string) map[string]float64 {
-	series := make(chan prometheus.Metric)
-	go func() {
-		v.Collect(series)
-		close(series)
-	}()
 	out := map[string]float64{}
-	for s := range series {
-		var m dto.Metric
-		if err := s.Write(&m); err != nil {
-			continue
-		}
-		for _, l := range m.GetLabel() {
-			if l.GetName() == label {
-				out[l.GetValue()] += m.GetCounter().GetValue()
-			}
-		}
+	labels, values := series(v)
+	for i, of := range labels {
+		out[of[label]] += values[i]
 	}
 	return out
 }
 
 // Totals fills in the totals of a Status.
 func (m *Metrics) Totals(s *Status) {
-	for outcome, n := range Sums(m.Requests, "outcome") {
+	outcomes := Sums(m.Requests, "outcome")
+	for _, n := range outcomes {
 		s.Requests += n
-		if outcome == "rejected" {
-			s.Rejected = n
-		}
 	}
+	s.Rejected = outcomes["rejected"]
 	s.Legs = Sums(m.Legs, "outcome")
 	for total, v := range map[*float64]*prometheus.CounterVec{
 		&s.PromptTokens: m.PromptTokens, &s.MatchedTokens: m.MatchedTokens, &s.PredictedTokens: m.Predicted, &s.ObservedTokens: m.Observed,
@@ -190,8 +194,10 @@ func (p *Pages) stream(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
 	out := http.NewResponseController(w)
+	quiet := time.Now()
 	send := func(format string, args ...any) bool {
-		_ = out.SetWriteDeadline(time.Now().Add(streamPatience))
+		quiet = time.Now()
+		_ = out.SetWriteDeadline(quiet.Add(streamPatience))
 		_, err := fmt.Fprintf(w, format, args...)
 		return err == nil
 	}
@@ -199,7 +205,7 @@ func (p *Pages) stream(w http.ResponseWriter, r *http.Request) {
 	defer tick.Stop()
 	entries, seen := p.Decisions.Since(0, n)
 	var running []*Entry
-	for quiet := time.Now(); ; {
+	for {
 		next := running[:0]
 		for i, e := range append(running, entries...) {
 			row := e.Row()
@@ -216,16 +222,9 @@ func (p *Pages) stream(w http.ResponseWriter, r *http.Request) {
 			if err != nil || !send("data: %s\n\n", text) {
 				return
 			}
-			quiet = time.Now()
 		}
 		running = next[max(0, len(next)-maxRunning):]
-		if time.Since(quiet) > streamAlive {
-			if !send(": alive\n\n") {
-				return
-			}
-			quiet = time.Now()
-		}
-		if out.Flush() != nil || !follow {
+		if time.Since(quiet) > streamAlive && !send(": alive\n\n") || out.Flush() != nil || !follow {
 			return
 		}
 		select {

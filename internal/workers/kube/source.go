@@ -50,7 +50,8 @@ type Source struct {
 	stop      context.CancelFunc
 	wg        sync.WaitGroup
 
-	mu         sync.Mutex
+	current    atomic.Pointer[[]workers.Pool] // what Pools returns
+	mu         sync.Mutex                     // guards the rest
 	pools      []*pool
 	objectives map[string][]*Objective // by API group
 	failing    map[string]string       // what cannot be followed, and why
@@ -67,8 +68,10 @@ type pool struct {
 	endWatch context.CancelFunc
 	watching string // selector
 
-	// due reports that a call of publish waits for the lock: it will publish all changes made before.
-	due atomic.Bool
+	// publishing is held by publish, so that an older list never replaces a newer one; due reports that a call of
+	// publish waits for it: it will publish all changes made before.
+	publishing sync.Mutex
+	due        atomic.Bool
 
 	// The rest is guarded by src.mu.
 	spec    *Pool // nil until seen, and while the pool does not exist
@@ -190,6 +193,7 @@ func (s *Source) newPool(name string) *pool {
 	p.log = s.opts.Log.With().Str("pool", p.title()).Logger()
 	s.mu.Lock()
 	s.pools = append(s.pools, p)
+	s.refresh()
 	s.mu.Unlock()
 	return p
 }
@@ -284,13 +288,14 @@ func (p *pool) poolChanged(all []*Pool) {
 		return
 	}
 	p.spec = all[0]
+	p.src.refresh()
 	selector := labels.SelectorFromSet(p.spec.Spec.Selector.MatchLabels).String()
 	p.src.mu.Unlock()
 	if selector != p.watching {
 		p.follow(selector)
-		return
+	} else {
+		p.publish() // the ports may have changed
 	}
-	p.publish() // the ports may have changed
 }
 
 // follow watches the pods of selector in place of the previous one. Calls do not overlap.
@@ -340,20 +345,21 @@ func (p *pool) publish() {
 	if p.due.Swap(true) {
 		return
 	}
-	p.src.mu.Lock()
-	defer p.src.mu.Unlock()
+	p.publishing.Lock()
+	defer p.publishing.Unlock()
 	p.due.Store(false)
-	if p.src.ctx.Err() != nil {
-		return
-	}
+	p.src.mu.Lock()
 	list := p.entries()
 	p.members = make([]string, len(list))
 	for i := range list {
 		p.members[i] = list[i].Address
 	}
 	slices.Sort(p.members)
-	// Under the lock, so that an older list never replaces a newer one.
-	p.src.opts.Set("kubernetes:"+p.title(), list)
+	p.src.refresh()
+	p.src.mu.Unlock()
+	if p.src.ctx.Err() == nil {
+		p.src.opts.Set("kubernetes:"+p.title(), list)
+	}
 }
 
 func (p *pool) entries() []workers.Entry {
@@ -499,10 +505,11 @@ func (p *pool) heard(q *question, f *workers.Facts) bool {
 	return true
 }
 
-// Pools returns all pools as last listed.
-func (s *Source) Pools() []workers.Pool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// Pools returns all pools as last listed. Each request calls it, so it takes no lock: thousands of pods hold it for long.
+func (s *Source) Pools() []workers.Pool { return *s.current.Load() }
+
+// refresh sets what Pools returns. The caller holds mu.
+func (s *Source) refresh() {
 	out := make([]workers.Pool, len(s.pools))
 	for i, p := range s.pools {
 		out[i] = workers.Pool{Namespace: s.namespace, Name: p.name, Endpoints: p.members}
@@ -510,5 +517,5 @@ func (s *Source) Pools() []workers.Pool {
 			out[i].Service, out[i].Port = p.spec.Spec.EndpointPickerRef.Name, p.spec.Spec.EndpointPickerRef.Port.Number
 		}
 	}
-	return out
+	s.current.Store(&out)
 }

@@ -361,6 +361,37 @@ func TestAnOldAPIServerIsNotWarnedOf(t *testing.T) {
 	}
 }
 
+// Requests and readiness do not wait while a list is passed on, which takes seconds with thousands of new pods, and requests
+// do not wait for the source's lock at all.
+func TestNobodyWaitsForALongList(t *testing.T) {
+	api, c := newAPIServer(t)
+	api.put(podsPath, "a", podText("u1", "10.0.0.1", "True", ""))
+	k := config.Kubernetes{Selector: map[string]string{"app": "llm"}, Ports: []int{8000}, Worker: config.DefaultKubernetes().Worker}
+	entered, leave := make(chan struct{}), make(chan struct{})
+	s := Start(t.Context(), Options{Client: c, Kubernetes: &k, Log: zerolog.Nop(), Set: func(string, []workers.Entry) {
+		close(entered)
+		<-leave
+	}})
+	defer s.Close()
+	defer close(leave)
+	<-entered
+	done := make(chan []string, 1)
+	go func() {
+		_, _ = s.Missing(), s.Failing()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		done <- s.Pools()[0].Endpoints
+	}()
+	select {
+	case got := <-done:
+		if !slices.Equal(got, []string{"10.0.0.1:8000"}) {
+			t.Errorf("got the endpoints %q, want those of the list", got)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the pools are not known while a list is passed on")
+	}
+}
+
 // One reason is logged once, however often it is met, and again after it was gone.
 func TestAReasonIsLoggedOnce(t *testing.T) {
 	var log strings.Builder
