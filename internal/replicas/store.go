@@ -199,6 +199,9 @@ func (s *store) serve() (*nats.Conn, error) {
 	}
 	s.server.SetLoggerV2(natsLog{s.log, new(atomic.Value), zerolog.WarnLevel}, false, false, false)
 	s.server.Start()
+	// JetStream trusts its summary, and counts up to each number that the files have: a damaged one took all memory. Without a
+	// summary it reads the files and leaves out what is damaged.
+	_ = os.Remove(filepath.Join(folder, "jetstream", "$G", "streams", "KV_"+s.fleet.Name+"-conversations", "msgs", "index.db"))
 	// 16 MiB more than the bucket holds, for JetStream's own records.
 	limit := int64(s.fleet.Persist.MaxBytes) + 16<<20
 	if err := s.server.EnableJetStream(&server.JetStreamConfig{StoreDir: folder, MaxMemory: 1 << 20, MaxStore: limit}); err != nil {
@@ -243,17 +246,14 @@ func (s *store) close() {
 		s.server.Shutdown()
 		s.server.WaitForShutdown()
 	}
-	if s.lock != nil {
-		_ = s.lock.Close()
-	}
+	_ = s.lock.Close() // of nil, too
 	s.js, s.kv, s.conn, s.server, s.lock = nil, nil, nil, nil, nil
 }
 
 // report logs that the store works or not, once until it changes.
 func (s *store) report(err error) {
-	works := err == nil
 	s.why.Store(fmt.Sprint(err))
-	was := s.works.Swap(works)
+	works, was := err == nil, s.works.Swap(err == nil)
 	switch {
 	case s.tried.Swap(true) && was == works:
 	case works:

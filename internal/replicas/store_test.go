@@ -2,6 +2,7 @@ package replicas
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,6 +21,37 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 )
+
+// A damaged number in the files of a store costs the bindings behind it, not the memory and the end of the process.
+func TestADamagedStoreIsReadInPart(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	folder := t.TempDir()
+	const count = 20
+	first := stored(t, folder, 1)[0]
+	homes(first, count)
+	eventually(t, "stored bindings", func() bool { return first.store.saved.Load() >= count })
+	first.Close()
+	messages := filepath.Join(folder, "0", "jetstream", "$G", "streams", "KV_kvlane-conversations", "msgs")
+	if _, err := os.Stat(filepath.Join(messages, "index.db")); err != nil {
+		t.Fatalf("the end of the first replica left no summary: %v", err)
+	}
+	file := filepath.Join(messages, "1.blk")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry := 0
+	for range count / 2 { // each begins with its length, whose highest bit reports headers, and its number
+		entry += int(binary.LittleEndian.Uint32(text[entry:]) &^ (1 << 31))
+	}
+	text[entry+4+7] = 1
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	second := stored(t, folder, 1)[0]
+	eventually(t, "bindings before the damage", func() bool { return second.State().Conversations == count/2 && second.store.works.Load() })
+	second.Close()
+}
 
 // endless is a bucket whose watcher, as that of nats.go, ends only between two entries, which wait until they are read.
 type endless struct{ jetstream.KeyValue }

@@ -1,6 +1,7 @@
 package replicas
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -17,10 +18,9 @@ func routeTLS(files config.FleetTLS) (*tls.Config, error) {
 		c, err := tls.LoadX509KeyPair(files.CertFile, files.KeyFile)
 		return &c, err
 	}
-	if _, err := load(); err != nil {
-		return nil, fmt.Errorf("fleet.embedded.tls: %w", err)
-	}
-	if _, err := authorities(files.CAFile); err != nil {
+	_, err := load()
+	_, unread := authorities(files.CAFile)
+	if err = cmp.Or(err, unread); err != nil {
 		return nil, fmt.Errorf("fleet.embedded.tls: %w", err)
 	}
 	return &tls.Config{
