@@ -104,14 +104,10 @@ func Sums(v *prometheus.CounterVec, label string) map[string]float64 {
 
 // Totals fills in the totals of a Status.
 func (m *Metrics) Totals(s *Status) {
-	outcomes := Sums(m.Requests, "outcome")
-	for _, n := range outcomes {
-		s.Requests += n
-	}
-	s.Rejected = outcomes["rejected"]
+	s.Rejected = Sums(m.Requests, "outcome")["rejected"]
 	s.Legs = Sums(m.Legs, "outcome")
 	for total, v := range map[*float64]*prometheus.CounterVec{
-		&s.PromptTokens: m.PromptTokens, &s.MatchedTokens: m.MatchedTokens, &s.PredictedTokens: m.Predicted, &s.ObservedTokens: m.Observed,
+		&s.Requests: m.Requests, &s.PromptTokens: m.PromptTokens, &s.MatchedTokens: m.MatchedTokens, &s.PredictedTokens: m.Predicted, &s.ObservedTokens: m.Observed,
 	} {
 		for _, n := range Sums(v, "worker") {
 			*total += n
