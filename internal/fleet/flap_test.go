@@ -62,13 +62,14 @@ func TestTheCostOfAChangeIsLinear(t *testing.T) {
 // the series of each were looked for among all. For 5,000 of them the fleet stood still for 24 s on a busy machine.
 func TestTheCostOfLeavingIsLinear(t *testing.T) {
 	leaving := func(n int) time.Duration {
-		list := make([]workers.Worker, n)
-		for i := range list {
-			list[i] = worker(fmt.Sprintf("w-%05d:8000", i), 0)
-			list[i].Models = nil // so that no engine is asked for them
+		list := []workers.Worker{worker("stays", 0)}
+		for i := range n {
+			w := worker(fmt.Sprintf("w-%05d:8000", i), 0)
+			w.Models = nil // so that no engine is asked for them
+			list = append(list, w)
 		}
-		f := newFleet(t, "workers: {health: {every: 0s}}\n", append(list, worker("stays", 0))...)
-		took := cost(1, func() { f.SetWorkers([]workers.Worker{worker("stays", 0)}) })
+		f := newFleet(t, "workers: {health: {every: 0s}}\n", list...)
+		took := cost(1, func() { f.SetWorkers(list[:1]) })
 		if left := observe.Sums(f.Metrics.Picks, "worker"); len(left) != 1 {
 			t.Errorf("got series of %d workers, want those of the one that stays", len(left))
 		}
