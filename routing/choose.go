@@ -43,8 +43,9 @@ type choice struct {
 	rankFree bool
 	degraded Degradation
 
-	// turn is that of Booking.Turn.
+	// turn is that of Booking.Turn, brings the tokens of the prompt that no eligible target has.
 	turn                             uint8
+	brings                           int64
 	key                              Key
 	conversation                     uint32
 	firstTurn, keepBinding, implicit bool

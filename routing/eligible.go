@@ -77,6 +77,7 @@ func (d *decision) eligible() {
 		}
 	}
 	r.cands = d.cands
+	d.out.brings = d.q.PromptTokens - d.bestOverlap
 	d.returning, d.oneShot = 0, 0
 	if d.q.Conversation != "" {
 		d.returning = d.req.policy.Returning * min(max(4*d.out.models.returning[d.req.leg]-2, 0), 1)

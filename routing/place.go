@@ -78,9 +78,11 @@ func (d *decision) firstTurnStage() bool {
 	}
 	// A conversation with many turns ahead of it binds far more load to its target than its
 	// first miss: new ones then follow load, or those that share a prefix would share a target.
+	// That holds if it computes a quarter of what it shares, or more: not for questions about a long document.
 	returning := 0.0
-	if d.out.firstTurn {
-		returning = d.returning
+	if g := &d.out.models.grown[d.req.leg]; d.out.firstTurn {
+		computes := float64(d.out.brings) + g.Tokens/max(g.Firsts, 1)
+		returning = d.returning * min(4*computes/float64(max(d.bestOverlap, 1)), 1)
 	}
 	if most := max(f.MaxOverlap*(1-d.oneShot*(1-d.req.policy.Cost.OneShot)), 2*returning); float64(d.bestOverlap) > most*float64(d.q.PromptTokens) && most < 1 {
 		d.ex.sayf("first_turn", "off: %d of %d tokens cached", d.bestOverlap, d.q.PromptTokens)

@@ -34,7 +34,8 @@ type Policy struct {
 	// Returning is how far the rule follows s, the observed share of requests that continue a known conversation.
 	// It does so by r = Returning * (4s - 2), kept within 0 and Returning: 0 up to two turns per conversation, and
 	// greatest from four on. A miss costs 1 - r/2 of Cost.Miss. FirstTurn counts 1 - r of a new conversation's misses
-	// and of Slack, and its MaxOverlap is at least 2r. 0 to 1.
+	// and of Slack, and its MaxOverlap is at least 2r. There r is less by the factor 4*computes/shares, where that is below 1,
+	// with the tokens that a conversation is expected to compute and those that its first prompt has cached somewhere. 0 to 1.
 	Returning float64 `json:"returning" yaml:"returning"`
 	// PinOverflow ignores a pin whose target is full.
 	PinOverflow bool `json:"pin_overflow" yaml:"pin_overflow"`

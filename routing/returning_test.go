@@ -9,9 +9,9 @@ import (
 )
 
 // placeNew places 128 new conversations in flight on 64 targets, with prompts of 26,000 tokens
-// that share a prefix, after requests of which each conversation sends the given number. It
-// returns the targets that got any and the requests of the busiest.
-func placeNew(t *testing.T, shared int32, turns int) (used, busiest int) {
+// that share a prefix, after requests of which each conversation sends the given number, with prompts
+// that have all but brings tokens cached. It returns the targets that got any and the requests of the busiest.
+func placeNew(t *testing.T, shared int32, turns int, brings int32) (used, busiest int) {
 	t.Helper()
 	const n = 64
 	r, err := New(DefaultConfig())
@@ -22,7 +22,8 @@ func placeNew(t *testing.T, shared int32, turns int) (used, busiest int) {
 		r.SetTarget(kvindex.Slot(s), TargetInfo{Target: kvindex.Target{Worker: fmt.Sprint("w", s), Rank: kvindex.NoRank}, Ready: true})
 	}
 	for i := range 2000 {
-		plan := mustPick(t, r, &Query{ID: fmt.Sprint("before", i), PromptTokens: 1000, Conversation: fmt.Sprint("before", i/turns)})
+		cached := Overlap{Slot: kvindex.Slot(i % n), Tokens: [kvindex.NumTiers]int32{1000 - brings}}
+		plan := mustPick(t, r, &Query{ID: fmt.Sprint("before", i), PromptTokens: 1000, Conversation: fmt.Sprint("before", i/turns)}, cached)
 		r.Release(0, plan.Reservation)
 	}
 	counts := make([]int, n)
@@ -60,13 +61,22 @@ func TestNewConversationsSpreadWhereConversationsReturn(t *testing.T) {
 		{shared: 25_000, turns: 20, targets: 64, most: 2},
 		{shared: 12_500, turns: 1, targets: 7, most: 19}, // a miss costs 1.5 a token, as much as 19 requests
 	} {
-		if used, busiest := placeNew(t, c.shared, c.turns); used < c.targets || busiest > c.most {
+		if used, busiest := placeNew(t, c.shared, c.turns, 1000); used < c.targets || busiest > c.most {
 			t.Errorf("%d shared tokens, %d turns: got %d targets, the busiest with %d requests; want at least %d, with at most %d",
 				c.shared, c.turns, used, busiest, c.targets, c.most)
 		}
 	}
+	// Questions about a document compute little after it. With 3 for a miss, two targets cost less than 75 requests on one.
+	for _, c := range []struct {
+		shared, brings int32
+		low, high      int
+	}{{25_000, 20, 1, 3}, {25_000, 1000, 64, 64}, {5000, 20, 64, 64}} {
+		if used, _ := placeNew(t, c.shared, 20, c.brings); used < c.low || used > c.high {
+			t.Errorf("%d shared tokens, later turns bring %d: got %d targets, want %d to %d", c.shared, c.brings, used, c.low, c.high)
+		}
+	}
 	// In flight together, 128 of them cost more than computing the prompt a few times; with all at the full price of a miss, not.
-	if used, busiest := placeNew(t, 25_000, 1); used < 4 || used > 8 {
+	if used, busiest := placeNew(t, 25_000, 1, 1000); used < 4 || used > 8 {
 		t.Errorf("requests that stand alone: got their prompt on %d targets, the busiest with %d; want 4 to 8", used, busiest)
 	}
 }

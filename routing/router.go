@@ -213,6 +213,7 @@ func (r *Router) follow(now time.Duration, q *Query, c *choice) Key {
 		if len(q.Exclude) == 0 { // a retry is not another turn
 			c.turn = table.countTurn(at, q.PromptTokens)
 			c.models.count(c.leg, c.turn)
+			c.models.grown[c.leg].count(c.turn, c.brings)
 		}
 	}
 	if c.implicit {

@@ -74,6 +74,7 @@ type PoolState struct {
 	// Returning is the share of requests that continue a known conversation, Alone that of those that begin one.
 	Returning [numLegs]float64 `json:"returning"`
 	Alone     [numLegs]float64 `json:"alone,omitzero"`
+	Grown     [numLegs]growth  `json:"grown,omitzero"`
 	Paces     paces            `json:"paces,omitzero"`
 	// Live is the tokens of the programs that have begun.
 	Live int64 `json:"live,omitempty"`
@@ -119,9 +120,9 @@ func (r *Router) export(q *Query) *State {
 		}
 		s.Targets = append(s.Targets, ts)
 	}
-	s.Pools = append(s.Pools, PoolState{"", r.anyModel.cursor, r.anyModel.starts, r.anyModel.rotation, r.anyModel.returning, r.anyModel.alone, r.anyModel.paces, r.anyModel.live})
+	s.Pools = append(s.Pools, PoolState{"", r.anyModel.cursor, r.anyModel.starts, r.anyModel.rotation, r.anyModel.returning, r.anyModel.alone, r.anyModel.grown, r.anyModel.paces, r.anyModel.live})
 	for model, p := range r.models {
-		s.Pools = append(s.Pools, PoolState{model, p.cursor, p.starts, p.rotation, p.returning, p.alone, p.paces, p.live})
+		s.Pools = append(s.Pools, PoolState{model, p.cursor, p.starts, p.rotation, p.returning, p.alone, p.grown, p.paces, p.live})
 	}
 	sort.Slice(s.Pools, func(i, j int) bool { return s.Pools[i].Model < s.Pools[j].Model })
 	for i := range r.ledger.slab {
@@ -250,7 +251,7 @@ func importState(s *State) (*Router, error) {
 			return nil, fmt.Errorf("import: model %q has no target", ps.Model)
 		}
 		p.cursor, p.starts, p.rotation, p.paces, p.live = ps.Cursor, ps.Starts, ps.Rotation, ps.Paces, ps.Live
-		p.returning, p.alone = ps.Returning, ps.Alone
+		p.returning, p.alone, p.grown = ps.Returning, ps.Alone, ps.Grown
 	}
 	if s.Begun != (Key{}) {
 		r.programs.begin(programKey{s.Begun, r.poolOf(s.BegunModel)}, 0, false)

@@ -131,6 +131,7 @@ type pool struct {
 	returning [numLegs]float64
 	// alone is the share of the turns that begin a conversation. Both are 0 at first: neither is high before enough turns were seen.
 	alone [numLegs]float64
+	grown [numLegs]growth
 	paces paces
 	// live is the tokens of the live programs.
 	live int64
@@ -145,6 +146,27 @@ type starts struct {
 }
 
 const returningOver = 512
+
+// growth has what conversations computed after their first turns, and the number of first turns; both decay over about
+// growthOver of the turns that conversations.countTurn counts here. Each replica sees a part of the same traffic.
+type growth struct {
+	Tokens float64 `json:"tokens,omitempty"`
+	Firsts float64 `json:"firsts,omitempty"`
+}
+
+const growthOver = 4096
+
+func (g *growth) count(turn uint8, brings int64) {
+	if turn == 0 {
+		return
+	}
+	g.Tokens, g.Firsts = g.Tokens*(1-1.0/growthOver), g.Firsts*(1-1.0/growthOver)
+	if turn == 1 {
+		g.Firsts++
+	} else {
+		g.Tokens += float64(brings)
+	}
+}
 
 // count updates the share of returning conversations by one leg of a Booking.Turn.
 func (p *pool) count(leg int, turn uint8) {
