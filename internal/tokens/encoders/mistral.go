@@ -102,7 +102,7 @@ func (m *mistral) Append(dst []byte, c *Chat) ([]byte, error) {
 		}
 	}
 	messages[len(messages)-1].prefix = c.Continue
-	if err := m.check(messages, c.Tools); err != nil {
+	if err := m.check(messages, c); err != nil {
 		return dst, err
 	}
 	effort, err := m.effort(c)

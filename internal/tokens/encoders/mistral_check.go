@@ -7,9 +7,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// check refuses what mistral-common's validator of the version refuses in its mode for tests, which vLLM uses, except tools
-// whose parameters are not a JSON schema: these are printed as they are.
-func (m *mistral) check(messages []mistralMessage, tools []jinja.Value) error {
+// check refuses what mistral-common's validator of the version refuses in its mode for tests, which vLLM uses.
+func (m *mistral) check(messages []mistralMessage, c *Chat) error {
 	if err := m.checkOrder(messages); err != nil {
 		return err
 	}
@@ -24,9 +23,16 @@ func (m *mistral) check(messages []mistralMessage, tools []jinja.Value) error {
 			return err
 		}
 	}
-	for i := range tools {
-		tool, _ := tools[i].AsDict()
-		if err := checkName(text(dictAt(tool, "function"), "name")); err != nil {
+	schemas := schemaChecker{chat: c}
+	for i := range c.Tools {
+		tool, _ := c.Tools[i].AsDict()
+		f := dictAt(tool, "function")
+		if parameters := dictAt(f, "parameters"); parameters != nil {
+			if err := schemas.schema(jinja.FromDict(parameters)); err != nil {
+				return err
+			}
+		}
+		if err := checkName(text(f, "name")); err != nil {
 			return err
 		}
 	}
