@@ -197,3 +197,45 @@ func TestAClientDoesNotNameItsTenant(t *testing.T) {
 		})
 	}
 }
+
+// Requests that arrive before a pool has any worker wait for it, and are placed as its workers come: one alone is not given
+// all of them. Without zero_workers they are answered 503.
+func TestRequestsWaitForAPoolThatIsEmpty(t *testing.T) {
+	const requests = 12
+	for _, zero := range []string{"", ", zero_workers: 90s"} {
+		b := newBed(t, shape{
+			engines: 1, ranks: 1, engine: slow(20 * time.Millisecond), noCheck: true, // a list from a file has goroutines of its own
+			config: fmt.Sprintf("flow: {max_requests: 40, timeout: 90s%s}\nrouting: {policy: {limits: {max_active: 2}}}\n", zero),
+		})
+		b.stopKvlane(syscall.SIGTERM)
+		lines := []string{fmt.Sprintf("- {name: e0, address: %q, models: [demo]}\n", b.engines[0].Addr()), strings.Replace(b.startEngine(1), "  - {", "- {", 1)}
+		workers := func(n int) { b.write("workers.yaml", strings.Join(lines[:n], "")+"[]\n"[min(3*n, 3):]) }
+		workers(0)
+		text := b.read("kvlane.yaml")
+		b.write("kvlane.yaml", text[:strings.Index(text, "  static:")]+"  file: "+b.file("workers.yaml")+"\n"+text[strings.Index(text, "flow: {"):])
+		b.startKvlane()
+		if zero == "" {
+			if r := b.post("/v1/completions", completionBody("alone", 1)); r.status != http.StatusServiceUnavailable {
+				t.Errorf("got %d without zero_workers, want 503", r.status)
+			}
+			continue
+		}
+		var ended atomic.Int64
+		statuses := b.flood(requests, "early", &ended)
+		b.until("all wait", func() bool { return b.metric("kvlane_waiting_requests") == requests })
+		workers(1)
+		b.until("the first worker serves", func() bool { return ended.Load() >= 2 })
+		if waiting := b.metric("kvlane_waiting_requests"); waiting == 0 {
+			t.Error("got no request that waits for a second worker, want those beyond the first one's places")
+		}
+		workers(2)
+		if counts := statuses(); counts[http.StatusOK] != requests {
+			t.Errorf("got statuses %v, want %d times 200", counts, requests)
+		}
+		for i, e := range b.engines {
+			if n := len(e.Stats().Requests); n == 0 || n == requests {
+				t.Errorf("got %d of %d requests on worker %d, want a part", n, requests, i)
+			}
+		}
+	}
+}

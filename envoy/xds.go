@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
@@ -35,10 +37,12 @@ type XDS struct {
 	version uint64
 	current *anypb.Any
 	changed chan struct{} // closed and replaced on each change
+	// acked has, for each stream, the last version that its Envoy acknowledged.
+	acked map[*atomic.Uint64]bool
 }
 
 // NewXDS returns a server without endpoints.
-func NewXDS() *XDS { return &XDS{changed: make(chan struct{})} }
+func NewXDS() *XDS { return &XDS{changed: make(chan struct{}), acked: map[*atomic.Uint64]bool{}} }
 
 // Register adds the service to a gRPC server. ctx ends its streams.
 func (x *XDS) Register(ctx context.Context, g *grpc.Server) {
@@ -55,7 +59,8 @@ type Endpoints struct {
 
 // Set replaces the endpoints. Running answers of a removed endpoint continue; it gets no
 // new requests. Setting the same endpoints again has no effect. Addresses other than
-// "ip:port" are left out and named in the error; the others are set all the same.
+// "ip:port" are left out and named in the error; the others are set all the same. It returns when all connected Envoys
+// have acknowledged the endpoints, after 100 ms at the latest.
 func (x *XDS) Set(e Endpoints) error {
 	var wrong []error
 	known := map[string]*endpointv3.LbEndpoint{}
@@ -94,7 +99,25 @@ func (x *XDS) Set(e Endpoints) error {
 		return err
 	}
 	x.publish(resource)
+	for until := time.Now().Add(patience); x.behind() && time.Now().Before(until); {
+		time.Sleep(time.Millisecond)
+	}
 	return errors.Join(wrong...)
+}
+
+// patience is how long Set waits for Envoys to acknowledge new endpoints. Requests are placed on them afterwards.
+const patience = 100 * time.Millisecond
+
+// behind reports whether an Envoy has not acknowledged the current version.
+func (x *XDS) behind() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for acked := range x.acked {
+		if acked.Load() < x.version {
+			return true
+		}
+	}
+	return false
 }
 
 func (x *XDS) publish(resource *anypb.Any) {
@@ -133,12 +156,24 @@ func (x *XDS) state() (version uint64, resource *anypb.Any, changed <-chan struc
 func (x *XDS) StreamAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 	asked := make(chan struct{}, 1)
 	ended := make(chan struct{})
+	acked := new(atomic.Uint64)
+	x.mu.Lock()
+	x.acked[acked] = true
+	x.mu.Unlock()
+	defer func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		delete(x.acked, acked)
+	}()
 	go func() {
 		defer close(ended)
 		for {
 			r, err := stream.Recv()
 			if err != nil {
 				return
+			}
+			if v, err := strconv.ParseUint(r.GetVersionInfo(), 10, 64); err == nil && r.GetTypeUrl() == endpointType && r.GetResponseNonce() != "" {
+				acked.Store(v)
 			}
 			// A request without a nonce is a new subscription. Requests for other types are
 			// not answered, as by any server without such resources.

@@ -30,8 +30,9 @@ type Options struct {
 	Key     kvindex.Key
 	Metrics *observe.Metrics
 	Log     zerolog.Logger
-	// OnEndpoints is called on each change with the addresses that Envoy may forward to:
-	// those of workers that serve whole requests, and those of prefill workers.
+	// OnEndpoints gets the addresses that Envoy may forward to: those of workers that serve whole requests, and those of
+	// prefill workers. On each change it is called twice: first with what is new in addition, so that
+	// Envoy knows an address before requests are placed there, then without what has gone.
 	OnEndpoints func(serve, prefill []string)
 	// Update runs a change of the router under its lock. now is the time at on the router's clock.
 	Update func(at time.Time, change func(r *routing.Router, now time.Duration))
@@ -47,8 +48,10 @@ type Fleet struct {
 	index    *kvindex.Index
 	models   atomic.Pointer[modelSet]
 	changing sync.Mutex // serialises SetWorkers and SetModels
-	view     atomic.Pointer[View]
-	feeds    *feeds
+	// serve and prefill are the last addresses of OnEndpoints; under changing.
+	serve, prefill []string
+	view           atomic.Pointer[View]
+	feeds          *feeds
 	// otherBlocks reports whether an engine with a block size other than the index's was seen.
 	otherBlocks atomic.Bool
 	comparing   chan struct{} // semaphore of tokenizer comparisons
@@ -137,7 +140,9 @@ func (f *Fleet) setWorkers(list []workers.Worker) {
 		}
 	}
 	next.declare(f.base)
-	f.view.Store(next) // before the router is updated: a request placed on a new worker looks up its endpoint
+	serve, prefill := next.addresses(list)
+	f.forwardTo(slices.Concat(f.serve, serve), slices.Concat(f.prefill, prefill)) // before the router is told of what is new
+	f.view.Store(next)                                                            // before the router is updated: a request placed on a new worker looks up its endpoint
 	f.forgetMismatches(next)
 	f.catalog.mu.Lock()
 	f.catalog.current(next) // a name that only removed workers listed is unknown now
@@ -148,8 +153,13 @@ func (f *Fleet) setWorkers(list []workers.Worker) {
 	if maps.DeleteFunc(gone, func(name string, _ *Member) bool { return next.members[name] != nil }); len(gone) > 0 {
 		f.Metrics.ForgetWorkers(func(name string) bool { return gone[name] != nil })
 	}
+	f.forwardTo(serve, prefill) // after it was told of what has gone
+	f.serve, f.prefill = serve, prefill
+}
+
+func (f *Fleet) forwardTo(serve, prefill []string) {
 	if f.OnEndpoints != nil {
-		f.OnEndpoints(next.addresses(list))
+		f.OnEndpoints(serve, prefill)
 	}
 }
 
