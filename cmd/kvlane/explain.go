@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -93,12 +92,13 @@ func adminURL(address string) string {
 
 // rerunDecision runs a recorded decision again: the same state and request give the same decision.
 func rerunDecision(io streams, file string) error {
-	text, err := os.ReadFile(file)
+	export, err := os.Open(file)
 	if err != nil {
 		return err
 	}
+	defer export.Close()
 	var d routing.Decision
-	strict := json.NewDecoder(bytes.NewReader(text))
+	strict := json.NewDecoder(stdio.LimitReader(export, maxPage))
 	strict.DisallowUnknownFields() // an export of a Kvlane with other fields must not be decided again without them
 	if err := strict.Decode(&d); err != nil {
 		return fmt.Errorf("%s: %w", file, err)

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83592
+	totalLimit = 83835
 	totalGoal  = 62000
 )
 
@@ -33,14 +33,14 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 22066, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28660, 22000, []string{"internal/tokens"}},
-	{"fleet", 4719, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1655, 1300, []string{"internal/observe"}},
+	{"heart", 22095, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"tokens", 28833, 22000, []string{"internal/tokens"}},
+	{"fleet", 4728, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"observe", 1652, 1300, []string{"internal/observe"}},
 	{"decide", 3163, 1700, []string{"internal/decide"}},
 	{"replicas", 2564, 2200, []string{"internal/replicas"}},
 	{"lab", 11616, 11700, []string{"internal/lab"}},
-	{"rim", 9149, 6000, []string{
+	{"rim", 9184, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
