@@ -202,6 +202,49 @@ func TestEndpointsReachEveryEnvoy(t *testing.T) {
 	}
 }
 
+// Set waits for the Envoys that subscribed until they acknowledge, but not forever, nor for the streams of other types.
+func TestAnEnvoyThatAcknowledgesIsNotBehind(t *testing.T) {
+	x := NewXDS()
+	set := func(address string) {
+		t.Helper()
+		if err := x.Set(Endpoints{Serve: []string{address}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := func(r *discoveryv3.DiscoveryRequest) *listed {
+		s := &listed{ctx: t.Context(), requests: make(chan *discoveryv3.DiscoveryRequest), answers: make(chan *discoveryv3.DiscoveryResponse, 4)}
+		ended := make(chan error, 1)
+		go func() { ended <- x.StreamAggregatedResources(s) }()
+		t.Cleanup(func() {
+			close(s.requests)
+			if err := <-ended; err != nil || x.behind() {
+				t.Errorf("got error %v, behind %v after the end of the streams", err, x.behind())
+			}
+		})
+		s.requests <- r
+		s.requests <- &discoveryv3.DiscoveryRequest{TypeUrl: "other"} // r has been read
+		return s
+	}
+	set("10.0.0.1:80")
+	start(&discoveryv3.DiscoveryRequest{TypeUrl: "type.googleapis.com/envoy.config.cluster.v3.Cluster"})
+	if set("10.0.0.2:80"); x.behind() {
+		t.Error("got a stream that did not ask for endpoints behind")
+	}
+	s := start(&discoveryv3.DiscoveryRequest{TypeUrl: endpointType, VersionInfo: "1000"}) // of an earlier server
+	r := <-s.answers
+	if !x.behind() {
+		t.Error("got an Envoy that has acknowledged nothing not behind")
+	}
+	s.requests <- &discoveryv3.DiscoveryRequest{TypeUrl: endpointType, VersionInfo: r.GetVersionInfo(), ResponseNonce: r.GetNonce()}
+	s.requests <- &discoveryv3.DiscoveryRequest{TypeUrl: "other"}
+	if x.behind() {
+		t.Error("got an Envoy that has acknowledged behind")
+	}
+	if set("10.0.0.3:80"); !x.behind() { // it returns without an acknowledgement
+		t.Error("got an Envoy that has not acknowledged the last endpoints not behind")
+	}
+}
+
 func ask(t *testing.T, s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient, node, version, nonce string) {
 	t.Helper()
 	if err := s.Send(&discoveryv3.DiscoveryRequest{

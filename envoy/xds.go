@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -37,12 +36,14 @@ type XDS struct {
 	version uint64
 	current *anypb.Any
 	changed chan struct{} // closed and replaced on each change
-	// acked has, for each stream, the last version that its Envoy acknowledged.
-	acked map[*atomic.Uint64]bool
+	// acked has the last version that the Envoy of a stream acknowledged.
+	acked map[discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer]uint64
 }
 
 // NewXDS returns a server without endpoints.
-func NewXDS() *XDS { return &XDS{changed: make(chan struct{}), acked: map[*atomic.Uint64]bool{}} }
+func NewXDS() *XDS {
+	return &XDS{changed: make(chan struct{}), acked: map[discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer]uint64{}}
+}
 
 // Register adds the service to a gRPC server. ctx ends its streams.
 func (x *XDS) Register(ctx context.Context, g *grpc.Server) {
@@ -112,8 +113,8 @@ const patience = 100 * time.Millisecond
 func (x *XDS) behind() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for acked := range x.acked {
-		if acked.Load() < x.version {
+	for _, version := range x.acked {
+		if version < x.version {
 			return true
 		}
 	}
@@ -156,27 +157,24 @@ func (x *XDS) state() (version uint64, resource *anypb.Any, changed <-chan struc
 func (x *XDS) StreamAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 	asked := make(chan struct{}, 1)
 	ended := make(chan struct{})
-	acked := new(atomic.Uint64)
-	x.mu.Lock()
-	x.acked[acked] = true
-	x.mu.Unlock()
-	defer func() {
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		delete(x.acked, acked)
-	}()
 	go func() {
 		defer close(ended)
 		for {
 			r, err := stream.Recv()
+			x.mu.Lock()
+			switch {
+			case err != nil:
+				delete(x.acked, stream)
+			case r.GetTypeUrl() == endpointType && r.GetResponseNonce() == "": // a new subscription; its version may be another server's
+				x.acked[stream] = 0
+			case r.GetTypeUrl() == endpointType:
+				x.acked[stream], _ = strconv.ParseUint(r.GetVersionInfo(), 10, 64)
+			}
+			x.mu.Unlock()
 			if err != nil {
 				return
 			}
-			if v, err := strconv.ParseUint(r.GetVersionInfo(), 10, 64); err == nil && r.GetTypeUrl() == endpointType && r.GetResponseNonce() != "" {
-				acked.Store(v)
-			}
-			// A request without a nonce is a new subscription. Requests for other types are
-			// not answered, as by any server without such resources.
+			// Requests for other types are not answered, as by any server without such resources.
 			if r.GetTypeUrl() == endpointType && r.GetResponseNonce() == "" {
 				select {
 				case asked <- struct{}{}:

@@ -31,8 +31,8 @@ type Options struct {
 	Metrics *observe.Metrics
 	Log     zerolog.Logger
 	// OnEndpoints gets the addresses that Envoy may forward to: those of workers that serve whole requests, and those of
-	// prefill workers. On each change it is called twice: first with what is new in addition, so that
-	// Envoy knows an address before requests are placed there, then without what has gone.
+	// prefill workers. On each change it is called twice: first with what is new in addition, so that Envoy knows an
+	// address before requests are placed there, then without what has gone.
 	OnEndpoints func(serve, prefill []string)
 	// Update runs a change of the router under its lock. now is the time at on the router's clock.
 	Update func(at time.Time, change func(r *routing.Router, now time.Duration))
@@ -141,8 +141,9 @@ func (f *Fleet) setWorkers(list []workers.Worker) {
 	}
 	next.declare(f.base)
 	serve, prefill := next.addresses(list)
-	f.forwardTo(slices.Concat(f.serve, serve), slices.Concat(f.prefill, prefill)) // before the router is told of what is new
-	f.view.Store(next)                                                            // before the router is updated: a request placed on a new worker looks up its endpoint
+	// Both before the router is updated: a request placed on a new worker looks up its endpoint, and Envoy must know it.
+	f.forwardTo(slices.Concat(f.serve, serve), slices.Concat(f.prefill, prefill))
+	f.view.Store(next)
 	f.forgetMismatches(next)
 	f.catalog.mu.Lock()
 	f.catalog.current(next) // a name that only removed workers listed is unknown now
