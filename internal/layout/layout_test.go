@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83835
+	totalLimit = 83834
 	totalGoal  = 62000
 )
 
@@ -35,12 +35,12 @@ var rooms = []struct {
 }{
 	{"heart", 22095, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28833, 22000, []string{"internal/tokens"}},
-	{"fleet", 4728, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4729, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1652, 1300, []string{"internal/observe"}},
 	{"decide", 3163, 1700, []string{"internal/decide"}},
 	{"replicas", 2564, 2200, []string{"internal/replicas"}},
 	{"lab", 11616, 11700, []string{"internal/lab"}},
-	{"rim", 9184, 6000, []string{
+	{"rim", 9182, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
