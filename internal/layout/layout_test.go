@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83834
+	totalLimit = 83850
 	totalGoal  = 62000
 )
 
@@ -39,7 +39,7 @@ var rooms = []struct {
 	{"observe", 1652, 1300, []string{"internal/observe"}},
 	{"decide", 3163, 1700, []string{"internal/decide"}},
 	{"replicas", 2564, 2200, []string{"internal/replicas"}},
-	{"lab", 11616, 11700, []string{"internal/lab"}},
+	{"lab", 11632, 11700, []string{"internal/lab"}},
 	{"rim", 9182, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",

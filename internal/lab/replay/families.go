@@ -98,7 +98,8 @@ var families = []family{
 	{name: "rl", text: "groups of 64 samples of a prompt; new weights every 30 s empty the caches", seconds: 120, full: 1.15, session: rollout},
 	{name: "mix", text: "chat, agents, tenants and batch together", seconds: 300, full: 1.63, session: mixed},
 	{name: "retrieval", text: "four of 1,000 documents in any order", seconds: 120, full: 1.09, session: retrieval},
-	{name: "reading", text: "questions about one of 776 documents of 23,000 tokens, with long gaps", seconds: 400, full: 0.33, session: reading, heldOut: true},
+	{name: "reading", text: "questions about one of 776 documents of 23,000 tokens, with long gaps", seconds: 400, full: 0.33, session: reading},
+	{name: "completion", text: "code completion: a file is sent again and again, from some place on with other text", seconds: 200, full: 2, session: completion, heldOut: true},
 }
 
 // chat has 5 turns in the mean and gaps with a median of 12 s; one of 8 tenants.
@@ -114,6 +115,21 @@ func reading(g *sessions) []*turn {
 	document := g.skewed(776)
 	d := g.dialogue(1+g.rng.IntN(8), uint64(document)+1<<24, 12_900+document*311%776*21_150/776)
 	return d.goOn(g, 0.88, 40, 0.5, 16, 0.6, 30, d.say(lognormal(g.rng, 40, 0.5), lognormal(g.rng, 16, 0.6), 0))
+}
+
+// completion sends the context of one of 40 repositories and a file of 6,000 tokens in the mean, 30 times in the mean. Each time
+// the file has been edited somewhere, so that only what precedes is as before. All numbers are made up.
+func completion(g *sessions) []*turn {
+	const context, edited = 2048, 10
+	repository, file := g.skewed(40), lognormal(g.rng, 6000, 0.6)
+	d := g.dialogue(1+repository%8, uint64(repository)+1<<25, context)
+	first := d.say(file, lognormal(g.rng, 30, 0.7), 0)
+	for last := first; g.rng.Float64() < 1-1.0/30; last = last.next[0] {
+		d.tokens = context + g.rng.IntN(file)
+		d.blocks, d.own = slices.Clone(d.blocks[:d.tokens/familyBlock]), g.text()
+		last.then(d.say(context+file+edited-d.tokens, lognormal(g.rng, 30, 0.7), 4*math.Exp(g.rng.NormFloat64())))
+	}
+	return []*turn{first}
 }
 
 // goOn adds further turns to the first one, each with probability more, of log-normal lengths; gap is the median.

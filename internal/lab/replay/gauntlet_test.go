@@ -256,9 +256,9 @@ func TestHeldOut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		held := slices.ContainsFunc(cells, func(c cell) bool { return strings.HasPrefix(c.name, "reading") })
-		if ordinary := slices.ContainsFunc(cells, func(c cell) bool { return strings.HasPrefix(c.name, "retrieval") }); held != judging || !ordinary {
-			t.Errorf("held out %v: got reading %v and retrieval %v", judging, held, ordinary)
+		held := slices.ContainsFunc(cells, func(c cell) bool { return strings.HasPrefix(c.name, "completion") })
+		if ordinary := slices.ContainsFunc(cells, func(c cell) bool { return strings.HasPrefix(c.name, "reading") }); held != judging || !ordinary {
+			t.Errorf("held out %v: got completion %v and reading %v", judging, held, ordinary)
 		}
 	}
 }
