@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83850
+	totalLimit = 83854
 	totalGoal  = 62000
 )
 
@@ -35,7 +35,7 @@ var rooms = []struct {
 }{
 	{"heart", 22095, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28833, 22000, []string{"internal/tokens"}},
-	{"fleet", 4729, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4733, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1652, 1300, []string{"internal/observe"}},
 	{"decide", 3163, 1700, []string{"internal/decide"}},
 	{"replicas", 2564, 2200, []string{"internal/replicas"}},

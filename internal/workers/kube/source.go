@@ -276,7 +276,11 @@ func (p *pool) poolChanged(all []*Pool) {
 	p.src.mu.Lock()
 	p.listed = true
 	if len(all) == 0 {
-		p.log.Warn().Msg(map[bool]string{true: "no such InferencePool yet", false: "InferencePool deleted: its workers are removed"}[p.spec == nil])
+		if p.spec != nil {
+			p.log.Warn().Msg("InferencePool deleted: its workers are removed")
+		} else {
+			p.log.Warn().Msg("no such InferencePool yet")
+		}
 		p.spec, p.pods, p.synced = nil, nil, false
 		p.src.mu.Unlock()
 		p.unfollow()
