@@ -97,7 +97,7 @@ func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanatio
 		return choice{}, d.refusal()
 	}
 	if d.crowded() {
-		return choice{}, &HeldError{Slot: NoSlot, New: true, Queue: d.out.models.live, RetryAfter: programIdle}
+		return choice{}, &HeldError{Slot: NoSlot, New: true, Queue: d.out.models.Live, RetryAfter: programIdle}
 	}
 	if d.pinned() || d.sticky() {
 		return d.done()

@@ -146,7 +146,7 @@ func (c *conversations) bind(i uint32, slot kvindex.Slot) {
 	c.bySlot[slot] = i
 }
 
-// What counts for pool.returning: the first countedTurns turns of a conversation with prompts of at least countedPrompt
+// What counts for pool.Returning: the first countedTurns turns of a conversation with prompts of at least countedPrompt
 // tokens. Otherwise a client with one id, or with tiny prompts, could set the share for all.
 const (
 	countedTurns  = 32

@@ -84,7 +84,7 @@ func (d *decision) firstPhase() bool {
 	}
 	places := d.r.perWorker // of a worker among workers, plus one
 	clear(places)
-	workers, cursor := d.r.workerCands[:0], d.out.models.cursor[d.req.leg]
+	workers, cursor := d.r.workerCands[:0], d.out.models.Cursor[d.req.leg]
 	for i := range d.cands {
 		c := d.cands[i]
 		if places[c.worker] == 0 {
@@ -111,19 +111,14 @@ func (d *decision) firstPhase() bool {
 	worker := d.out.worker
 	d.ex.sayf("worker", "%s at cost %.0f", d.r.targets[d.out.slot].info.Worker, d.out.cost)
 	d.keep("worker", ReasonPin, func(c *candidate) bool { return c.worker == worker })
-	d.bestOverlap = 0
-	best := &d.cands[0]
-	for i := range d.cands {
-		c := &d.cands[i]
-		d.bestOverlap = max(d.bestOverlap, c.overlap)
-		if c.active < best.active || (c.active == best.active && c.queue < best.queue) {
-			best = c
-		}
-	}
+	d.findBestOverlap()
 	if d.req.policy.Level == TwoPhase {
 		return false
 	}
-	d.take(best, ViaCost)
+	best := slices.MinFunc(d.cands, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(a.active, b.active), cmp.Compare(a.queue, b.queue))
+	})
+	d.take(&best, ViaCost)
 	d.out.rankFree = true
 	return true
 }
@@ -176,7 +171,7 @@ func (d *decision) breakTie(cands []candidate, tied int, isTied func(*candidate)
 	}
 	skip := 0
 	if d.req.policy.Pick.Ties == TiesRotate {
-		skip = int(d.out.models.rotation[d.req.leg] % uint32(tied))
+		skip = int(d.out.models.Rotation[d.req.leg] % uint32(tied))
 	}
 	seed := d.seed()
 	var best *candidate

@@ -214,7 +214,7 @@ func (r *Router) pickPools(now time.Duration, q *Query, ex *Explanation) (Plan, 
 	if prefill.held {
 		return Plan{}, r.heldError(&prefill)
 	}
-	if r.config.Hold > 0 && r.targets[decode.slot].report.full {
+	if r.config.Hold > 0 && r.targets[decode.slot].report.Full {
 		return Plan{}, r.heldError(&decode)
 	}
 	return r.commit(now, q, &decode, &prefill), nil

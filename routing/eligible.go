@@ -80,8 +80,8 @@ func (d *decision) eligible() {
 	d.out.brings = d.q.PromptTokens - d.bestOverlap
 	d.returning, d.oneShot = 0, 0
 	if d.q.Conversation != "" {
-		d.returning = d.req.policy.Returning * min(max(4*d.out.models.returning[d.req.leg]-2, 0), 1)
-		alone := min(4*d.out.models.alone[d.req.leg]-2, 1)
+		d.returning = d.req.policy.Returning * min(max(4*d.out.models.Returning[d.req.leg]-2, 0), 1)
+		alone := min(4*d.out.models.Alone[d.req.leg]-2, 1)
 		if alone > 0 && d.req.policy.Cost.OneShot < 1 && !slices.ContainsFunc(r.overlaps, func(o Overlap) bool { return o.Speculative > 0 }) {
 			d.oneShot = alone
 		}
@@ -135,12 +135,12 @@ func (d *decision) weigh(c *candidate, t *target) {
 		return
 	}
 	if cost.Reported {
-		c.active = t.report.running + t.report.waiting
+		c.active = t.report.Running + t.report.Waiting
 		return
 	}
-	c.active += t.report.foreign
-	c.queue += t.report.foreignTokens
-	c.work += t.report.foreignTokens
+	c.active += t.report.Foreign
+	c.queue += t.report.ForeignTokens
+	c.work += t.report.ForeignTokens
 }
 
 // admit returns why a target is not eligible. Permanent reasons come before temporary ones.
@@ -170,7 +170,7 @@ func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidat
 		return ReasonBusyActive
 	case limits.MaxQueue > 0 && c.queue >= limits.MaxQueue:
 		return ReasonBusyQueue
-	case limits.MaxKVUsage > 0 && t.report.kvUsage >= limits.MaxKVUsage && t.report.fresh(d.now, d.r.config.ReportTTL):
+	case limits.MaxKVUsage > 0 && t.report.KVUsage >= limits.MaxKVUsage && t.report.fresh(d.now, d.r.config.ReportTTL):
 		return ReasonBusyKV
 	}
 	return eligible

@@ -89,25 +89,26 @@ func (r *Router) commitLocal(now time.Duration, q *Query, c *choice) (Plan, erro
 // engines know of counts if two reports in a row have it and the last one is fresh.
 func (r *Router) queued(now time.Duration, t *target) int64 {
 	if t.report.fresh(now, r.config.ReportTTL) {
-		return t.load.Queue - t.startedTokens + min(t.report.foreignTokens, t.report.before)
+		return t.load.Queue - t.startedTokens + min(t.report.ForeignTokens, t.report.Before)
 	}
 	return t.load.Queue - t.startedTokens
 }
 
 // Saturated reports whether requests are held rather than sent to a target. Unknown slots are not saturated.
 func (r *Router) Saturated(now time.Duration, slot kvindex.Slot) bool {
-	return !r.slotUnknown(slot) && r.saturated(now, &r.targets[slot])
+	t := r.at(slot)
+	return t != nil && r.saturated(now, t)
 }
 
 func (r *Router) saturated(now time.Duration, t *target) bool {
-	return r.config.Hold > 0 && (r.queued(now, t) > r.config.Hold || t.report.full && t.report.fresh(now, r.config.ReportTTL))
+	return r.config.Hold > 0 && (r.queued(now, t) > r.config.Hold || t.report.Full && t.report.fresh(now, r.config.ReportTTL))
 }
 
 // Idle is the number of ready targets that compute prompts and have no request.
 func (r *Router) Idle(now time.Duration) (n int) {
 	for _, slot := range r.order {
 		t := &r.targets[slot]
-		if t.state == eligible && t.role != Decode && t.load.Active == 0 && (t.report.foreign == 0 || !t.report.fresh(now, r.config.ReportTTL)) {
+		if t.state == eligible && t.role != Decode && t.load.Active == 0 && (t.report.Foreign == 0 || !t.report.fresh(now, r.config.ReportTTL)) {
 			n++
 		}
 	}
@@ -130,7 +131,7 @@ func (r *Router) Saturation(now time.Duration, model string, limit int64) (satur
 		queued, l, none := float64(r.queued(now, t)), &r.config.Policy.Limits, math.Inf(1)
 		full := max(queued/float64(max(limit, 1)), queued/cmp.Or(float64(l.MaxQueue), none), float64(t.load.Active)/cmp.Or(float64(l.MaxActive), none))
 		if t.report.fresh(now, r.config.ReportTTL) {
-			full = max(full, t.report.kvUsage/cmp.Or(l.MaxKVUsage, none))
+			full = max(full, t.report.KVUsage/cmp.Or(l.MaxKVUsage, none))
 		}
 		if r.saturated(now, t) {
 			full = 1

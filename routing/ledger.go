@@ -49,7 +49,7 @@ type reservation struct {
 	// target had to compute then until the first token, this prompt included.
 	Since time.Duration `json:"since"`
 	Owed  int64         `json:"owed"`
-	// Number grows with each booking and each change of the target, see reported.started.
+	// Number grows with each booking and each change of the target, see reported.Started.
 	Number uint64 `json:"number,omitempty"`
 	// Failed is set if the answer was an error of the engine.
 	Failed bool `json:"failed,omitempty"`
@@ -112,10 +112,10 @@ func (l *ledger) drop(id ReservationID) {
 
 // targetOf returns the target of a slot if it is still the one that was booked.
 func (r *Router) targetOf(slot kvindex.Slot, gen uint32) *target {
-	if slot == NoSlot || int(slot) >= len(r.targets) || r.targets[slot].gen != gen || !r.targets[slot].used {
-		return nil
+	if t := r.at(slot); t != nil && t.gen == gen {
+		return t
 	}
-	return &r.targets[slot]
+	return nil
 }
 
 // book puts the reservation's load on its targets. seen reports that its first token will be observed.
@@ -177,7 +177,7 @@ func (r *Router) apply(res *reservation, sign int64) {
 
 func (t *target) enqueue(res *reservation, sign int64) {
 	t.load.Queue += sign * res.Miss
-	if res.Number < t.report.started {
+	if res.Number < t.report.Started {
 		t.startedTokens += sign * res.Miss
 	}
 	if sign > 0 {
@@ -258,7 +258,7 @@ func (r *Router) Release(now time.Duration, id ReservationID) bool {
 	return true
 }
 
-// left records the time at which a request leaves its targets, or a split one its prefill target; see reported.foreign.
+// left records the time at which a request leaves its targets, or a split one its prefill target; see reported.Foreign.
 func (r *Router) left(now time.Duration, res *reservation) {
 	for _, t := range []*target{r.targetOf(res.Decode, res.decodeGen), r.targetOf(res.Prefill, res.prefillGen)} {
 		if t != nil {
@@ -271,14 +271,15 @@ func (r *Router) left(now time.Duration, res *reservation) {
 // after a retry of the data plane. It reports whether the reservation and the slot exist.
 func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot) bool {
 	res := r.ledger.get(id)
-	if res == nil || int(served) >= len(r.targets) || !r.targets[served].used {
+	to := r.at(served)
+	if res == nil || to == nil {
 		return false
 	}
-	if res.Decode == served && res.decodeGen == r.targets[served].gen {
+	if res.Decode == served && res.decodeGen == to.gen {
 		return true
 	}
 	from, here := res.Decode, r.targetOf(res.Decode, res.decodeGen) != nil
-	r.change(now, res, func() { res.Decode, res.decodeGen = served, r.targets[served].gen })
+	r.change(now, res, func() { res.Decode, res.decodeGen = served, to.gen })
 	res.Forecast.learns = false // it is not known since when the target computes it
 	c := &r.conversations[mainLeg]
 	// If the slot has a new target by now, a binding to it is the new target's and does not move.

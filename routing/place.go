@@ -42,6 +42,7 @@ func (d *decision) fairShare() bool {
 	return len(d.cands) > 0
 }
 
+// findBestOverlap sets bestOverlap after candidates were dropped.
 func (d *decision) findBestOverlap() {
 	d.bestOverlap = 0
 	for i := range d.cands {
@@ -80,7 +81,7 @@ func (d *decision) firstTurnStage() bool {
 	// first miss: new ones then follow load, or those that share a prefix would share a target.
 	// That holds if it computes a quarter of what it shares, or more: not for questions about a long document.
 	returning := 0.0
-	if g := &d.out.models.grown[d.req.leg]; d.out.firstTurn {
+	if g := &d.out.models.Grown[d.req.leg]; d.out.firstTurn {
 		computes := float64(d.out.brings) + g.Tokens/max(g.Firsts, 1)
 		returning = d.returning * min(4*computes/float64(max(d.bestOverlap, 1)), 1)
 	}
@@ -103,7 +104,7 @@ func (d *decision) firstTurnStage() bool {
 			least = min(least, d.wait(&d.cands[i], returning))
 		}
 		least += float64(min(f.Slack, d.q.PromptTokens)) * (1 - returning)
-		if b := &d.out.models.starts[d.req.leg]; d.r.concurrent(d.now, b.Placed) && d.r.concurrent(d.now, b.Heard) {
+		if b := &d.out.models.Starts[d.req.leg]; d.r.concurrent(d.now, b.Placed) && d.r.concurrent(d.now, b.Heard) {
 			// All replicas see the same least loaded targets and are about to fill them. Beyond three other replicas the
 			// allowance would outweigh queued tokens, and new conversations would pass idle targets.
 			least += float64(min(d.r.others.Replicas-1, 3)) * d.req.policy.Cost.Active
@@ -129,7 +130,7 @@ func (d *decision) some(f func(c *candidate) bool) bool {
 // targets are near, all replicas would choose the same few. Each then chooses from its own part of the targets, if one is near.
 func (d *decision) part(near func(c *candidate) bool) []candidate {
 	o, n := &d.r.others, len(d.cands)
-	if b := &d.out.models.starts[d.req.leg]; b.Own || !d.r.concurrent(d.now, b.Heard) {
+	if b := &d.out.models.Starts[d.req.leg]; b.Own || !d.r.concurrent(d.now, b.Heard) {
 		return d.cands
 	}
 	from, to := o.Place*n/o.Replicas, (o.Place+1)*n/o.Replicas
@@ -158,8 +159,8 @@ func (d *decision) wait(c *candidate, returning float64) float64 {
 // behind it. Where new conversations begin within the delay of sharing, each replica goes on from another place.
 func (d *decision) nextInTurn(cands []candidate, f func(c *candidate) bool) *candidate {
 	p, n := d.out.models, len(cands)
-	at := sort.Search(n, func(i int) bool { return cands[i].pos >= p.cursor[d.req.leg] })
-	if b := &p.starts[d.req.leg]; !b.Own && d.r.concurrent(d.now, b.Placed) {
+	at := sort.Search(n, func(i int) bool { return cands[i].pos >= p.Cursor[d.req.leg] })
+	if b := &p.Starts[d.req.leg]; !b.Own && d.r.concurrent(d.now, b.Placed) {
 		at += d.r.others.Place * n / d.r.others.Replicas
 	}
 	last := at + n - 1

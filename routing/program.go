@@ -17,7 +17,7 @@ const (
 type program struct {
 	// final is set if its latest turn is its last.
 	final bool
-	// tokens is its last prompt, counted in pool.live.
+	// tokens is its last prompt, counted in pool.Live.
 	tokens  int64
 	running int
 	ended   time.Duration
@@ -53,7 +53,7 @@ func (d *decision) crowded() bool {
 	}
 	live.expire(d.now)
 	room := int64(programPart * float64(r.config.KVTokens) * float64(len(d.cands)))
-	used := d.out.models.live
+	used := d.out.models.Live
 	if live.byKey[programKey{d.out.key, d.out.models}] != nil || used == 0 || used+d.q.PromptTokens <= room {
 		return false
 	}
@@ -74,7 +74,7 @@ func (l *programs) expire(now time.Duration) {
 
 func (l *programs) drop(key programKey) {
 	if p := l.byKey[key]; p != nil {
-		key.pool.live -= p.tokens
+		key.pool.Live -= p.tokens
 		delete(l.byKey, key)
 	}
 }
@@ -92,7 +92,7 @@ func (l *programs) begin(key programKey, tokens int64, final bool) {
 		}
 		l.byKey[key] = p
 	}
-	key.pool.live += tokens - p.tokens
+	key.pool.Live += tokens - p.tokens
 	p.tokens, p.final = tokens, final
 	p.running++
 }

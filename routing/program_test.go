@@ -64,12 +64,12 @@ func TestProgramsAreAdmittedWhole(t *testing.T) {
 	} {
 		now += time.Duration(step.later) * time.Second
 		if got := turn(step.id, step.tokens, step.final); got != step.want {
-			t.Errorf("%q of %d tokens at %s with %d live: got admitted %v, want %v", step.id, step.tokens, now, r.anyModel.live, got, step.want)
+			t.Errorf("%q of %d tokens at %s with %d live: got admitted %v, want %v", step.id, step.tokens, now, r.anyModel.Live, got, step.want)
 		}
 	}
 	now += time.Minute
-	if r.programs.expire(now); len(r.programs.byKey)+len(r.programs.idle) != 0 || r.anyModel.live != 0 {
-		t.Errorf("got %d programs, %d ends, %d tokens when all are over, want none", len(r.programs.byKey), len(r.programs.idle), r.anyModel.live)
+	if r.programs.expire(now); len(r.programs.byKey)+len(r.programs.idle) != 0 || r.anyModel.Live != 0 {
+		t.Errorf("got %d programs, %d ends, %d tokens when all are over, want none", len(r.programs.byKey), len(r.programs.idle), r.anyModel.Live)
 	}
 }
 
@@ -143,7 +143,7 @@ func TestWhatIsALiveProgram(t *testing.T) {
 	}
 	r.Release(now, other.Reservation)
 	r.Release(now, again.Reservation)
-	if n := r.poolOf("B").live; n != 5000 {
+	if n := r.poolOf("B").Live; n != 5000 {
 		t.Errorf("got %d live tokens, want 5000", n)
 	}
 }

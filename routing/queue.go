@@ -176,11 +176,6 @@ type heapItem[T any] interface {
 	before(other T) bool
 }
 
-var (
-	_ heapItem[*waiting] = (*waiting)(nil)
-	_ heapItem[*group]   = (*group)(nil)
-)
-
 // indexedHeap is a heap.Interface whose elements know their indices.
 type indexedHeap[T heapItem[T]] []T
 
@@ -389,14 +384,9 @@ func (q *Queue) enter(w *waiting) {
 		l = &lane{}
 		q.lanes[w.Lane] = l
 	}
-	i := 0
-	for i < len(l.bands) && l.bands[i].priority > w.Priority {
-		i++
-	}
-	if i == len(l.bands) || l.bands[i].priority != w.Priority {
-		l.bands = append(l.bands, nil)
-		copy(l.bands[i+1:], l.bands[i:])
-		l.bands[i] = &laneBand{priority: w.Priority, byTenant: map[*tenant]*group{}}
+	i, found := l.find(w.Priority)
+	if !found {
+		l.bands = slices.Insert(l.bands, i, &laneBand{priority: w.Priority, byTenant: map[*tenant]*group{}})
 	}
 	b := l.bands[i]
 	g := b.byTenant[w.tenant]
@@ -418,20 +408,16 @@ func (q *Queue) leave(w *waiting) {
 	q.hold(w, -1)
 	l, g := q.lanes[w.Lane], w.group
 	heap.Remove(&g.waiters, w.at)
-	for i, b := range l.bands {
-		if b.priority != w.Priority {
-			continue
-		}
-		if len(g.waiters) > 0 {
-			heap.Fix(&b.groups, g.at)
-			return
-		}
-		b.groups.drop(g.at)
-		delete(b.byTenant, w.tenant)
-		if len(b.groups) == 0 {
-			l.bands = append(l.bands[:i], l.bands[i+1:]...)
-		}
-		break
+	i, _ := l.find(w.Priority)
+	b := l.bands[i]
+	if len(g.waiters) > 0 {
+		heap.Fix(&b.groups, g.at)
+		return
+	}
+	b.groups.drop(g.at)
+	delete(b.byTenant, w.tenant)
+	if len(b.groups) == 0 {
+		l.bands = slices.Delete(l.bands, i, i+1)
 	}
 	if len(l.bands) == 0 {
 		delete(q.lanes, w.Lane)
@@ -448,6 +434,11 @@ func (p *indexedHeap[T]) drop(at int) {
 	}
 }
 
+// find returns the index of a priority's band, or where it would be, and whether it is there.
+func (l *lane) find(priority int) (int, bool) {
+	return slices.BinarySearchFunc(l.bands, priority, func(b *laneBand, priority int) int { return cmp.Compare(priority, b.priority) })
+}
+
 // first returns the waiter that the lane serves next.
 func (l *lane) first() *waiting {
 	b := l.bands[0]
@@ -462,12 +453,10 @@ func (l *lane) first() *waiting {
 	}
 }
 
-// sooner reports whether a waiter of one lane is served before that of another.
-func sooner(a, b *waiting) bool {
-	if a.Priority != b.Priority {
-		return a.Priority > b.Priority
-	}
-	return cmp.Or(cmp.Compare(a.tenant.served, b.tenant.served), cmp.Compare(a.key, b.key), cmp.Compare(a.ID, b.ID)) < 0
+// byFirst orders lanes by which of their first waiters is served sooner.
+func byFirst(l, o *lane) int {
+	a, b := l.first(), o.first()
+	return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.tenant.served, b.tenant.served), cmp.Compare(a.key, b.key), cmp.Compare(a.ID, b.ID))
 }
 
 // Attained is the tokens that a conversation was served so far.
@@ -536,13 +525,8 @@ func (q *Queue) Serve(budget int, ready func(l Lane) bool, offer func(w *Waiter)
 		q.open, q.skipped = open[:0], q.skipped[:0]
 	}()
 	for ; len(open) > 0 && budget > 0; budget-- {
-		best := 0
-		for i := range open {
-			if i > 0 && sooner(open[i].first(), open[best].first()) {
-				best = i
-			}
-		}
-		w, l := open[best].first(), open[best]
+		l := slices.MinFunc(open, byFirst)
+		w := l.first()
 		q.hold(w, -1) // it does not wait behind itself
 		v := offer(&w.Waiter)
 		q.hold(w, 1)

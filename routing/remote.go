@@ -2,7 +2,6 @@ package routing
 
 import (
 	"slices"
-	"sort"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -82,10 +81,10 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 			continue
 		}
 		if p.count(leg, b.Turn[leg]); b.InTurn>>leg&1 != 0 {
-			starts := &p.starts[leg]
+			starts := &p.Starts[leg]
 			starts.Heard = now
 			if !starts.Own || !r.concurrent(now, starts.Placed) {
-				p.cursor[leg] = r.targets[slot].pos + 1
+				p.Cursor[leg] = r.targets[slot].pos + 1
 			}
 		}
 	}
@@ -139,16 +138,4 @@ func (r *Router) unlinkRemote(res *reservation) {
 	if res.remote.key.replica != "" {
 		delete(r.remotes.byKey, res.remote.key)
 	}
-}
-
-// position is the place of a target in the order, or where it would be.
-func (r *Router) position(id kvindex.Target) int {
-	return sort.Search(len(r.order), func(i int) bool { return !less(r.targets[r.order[i]].info.Target, id) })
-}
-
-func (r *Router) slotOf(id kvindex.Target) kvindex.Slot {
-	if at := r.position(id); at < len(r.order) && r.targets[r.order[at]].info.Target == id {
-		return r.order[at]
-	}
-	return NoSlot
 }

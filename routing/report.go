@@ -22,30 +22,35 @@ type Report struct {
 
 // reported is the last accepted report of a target, joined with the ledger.
 type reported struct {
-	known        bool
-	at, received time.Duration
-	// foreign and foreignTokens are the requests and queued tokens on the engine that the ledger did not have when the
+	known    bool
+	At       time.Duration `json:"at"`
+	Received time.Duration `json:"received"`
+	// Foreign and ForeignTokens are the requests and queued tokens on the engine that the ledger did not have when the
 	// report came. If a request has ended since the measurement began, only what the report before showed, too.
-	foreign, foreignTokens int64
-	kvUsage                float64
-	running, waiting       int64
-	seq                    uint64
-	// seen is foreign as this report alone shows it, before the foreignTokens of the last one; full is what two reports
-	// in a row say about the KV cache, nearly what this one says; see Router.saturated.
-	seen, before int64
-	nearly, full bool
-	// started is above the Numbers of the reservations that the engine has started on: it reported no waiting requests
+	Foreign       int64   `json:"foreign"`
+	ForeignTokens int64   `json:"foreign_tokens"`
+	KVUsage       float64 `json:"kv_usage"`
+	Running       int64   `json:"running"`
+	Waiting       int64   `json:"waiting"`
+	Seq           uint64  `json:"seq"`
+	// Seen is Foreign as this report alone shows it, Before the ForeignTokens of the last one; Full is what two reports
+	// in a row say about the KV cache, Nearly what this one says; see Router.saturated.
+	Seen   int64 `json:"seen,omitempty"`
+	Before int64 `json:"before,omitempty"`
+	Nearly bool  `json:"nearly,omitempty"`
+	Full   bool  `json:"full,omitempty"`
+	// Started is above the Numbers of the reservations that the engine has started on: it reported no waiting requests
 	// after they were sent. Without it, requests that are not streamed would count as queued until they end.
-	started uint64
+	Started uint64 `json:"started,omitempty"`
 }
 
 // Report stores a target's report. It returns false, and changes nothing, if the
 // report is older than the last one, repeats its number or is for an unknown slot.
 func (r *Router) Report(now time.Duration, slot kvindex.Slot, rep Report) bool {
-	if int(slot) >= len(r.targets) || !r.targets[slot].used {
+	t := r.at(slot)
+	if t == nil {
 		return false
 	}
-	t := &r.targets[slot]
 	if !t.report.accepts(rep) {
 		r.staleReports++
 		return false
@@ -57,10 +62,10 @@ func (r *Router) Report(now time.Duration, slot kvindex.Slot, rep Report) bool {
 
 // KVUsage returns the used share of a target's KV cache as last reported, less than 0 if it is not known.
 func (r *Router) KVUsage(slot kvindex.Slot) float64 {
-	if int(slot) >= len(r.targets) || !r.targets[slot].report.known {
-		return -1
+	if t := r.at(slot); t != nil && t.report.known {
+		return t.report.KVUsage
 	}
-	return r.targets[slot].report.kvUsage
+	return -1
 }
 
 // ReportWorker stores a report of a whole worker, whose ranks share one batch or do not report separately. Load that
@@ -88,10 +93,10 @@ func (r *Router) ReportWorker(now time.Duration, worker string, rep Report) int 
 			continue
 		}
 		t.report.set(now, rep, active, released, r.config.WaitingTokens)
-		t.report.foreign = ceilDiv(t.report.foreign, n)
-		t.report.foreignTokens = ceilDiv(t.report.foreignTokens, n)
-		t.report.running = ceilDiv(rep.Running, n)
-		t.report.waiting = ceilDiv(rep.Waiting, n)
+		t.report.Foreign = ceilDiv(t.report.Foreign, n)
+		t.report.ForeignTokens = ceilDiv(t.report.ForeignTokens, n)
+		t.report.Running = ceilDiv(rep.Running, n)
+		t.report.Waiting = ceilDiv(rep.Waiting, n)
 		r.noteStarted(t, rep)
 		taken++
 	}
@@ -102,7 +107,7 @@ func (r *Router) ReportWorker(now time.Duration, worker string, rep Report) int 
 // measured more than onItsWay after the last booking.
 func (r *Router) noteStarted(t *target, rep Report) {
 	if rep.Waiting == 0 && rep.At > t.booked+onItsWay {
-		t.report.started, t.startedTokens = r.bookings+1, t.load.Queue
+		t.report.Started, t.startedTokens = r.bookings+1, t.load.Queue
 	}
 }
 
@@ -113,28 +118,28 @@ func (p *reported) accepts(rep Report) bool {
 	if !p.known || rep.Full {
 		return true
 	}
-	if rep.Seq != 0 || p.seq != 0 {
-		return rep.Seq > p.seq
+	if rep.Seq != 0 || p.Seq != 0 {
+		return rep.Seq > p.Seq
 	}
-	return rep.At >= p.at
+	return rep.At >= p.At
 }
 
 // set takes a report. active are the requests in the ledger, released is when the last one ended.
 func (p *reported) set(now time.Duration, rep Report, active int64, released time.Duration, waitingTokens int64) {
 	old := *p
-	*p = reported{known: true, at: rep.At, received: now, seq: rep.Seq, running: rep.Running, waiting: rep.Waiting, kvUsage: rep.KVUsage}
-	p.seen = max(rep.Running+rep.Waiting-active, 0)
-	if p.foreign = p.seen; released > rep.At {
-		p.foreign = min(p.seen, old.seen)
+	*p = reported{known: true, At: rep.At, Received: now, Seq: rep.Seq, Running: rep.Running, Waiting: rep.Waiting, KVUsage: rep.KVUsage}
+	p.Seen = max(rep.Running+rep.Waiting-active, 0)
+	if p.Foreign = p.Seen; released > rep.At {
+		p.Foreign = min(p.Seen, old.Seen)
 	}
-	p.foreignTokens = min(p.foreign, rep.Waiting) * waitingTokens
-	p.started = old.started
-	p.before = old.foreignTokens
-	p.nearly = rep.Waiting > 0 && rep.KVUsage >= fullKV
-	p.full = p.nearly && old.nearly || old.full && rep.KVUsage >= roomKV
+	p.ForeignTokens = min(p.Foreign, rep.Waiting) * waitingTokens
+	p.Started = old.Started
+	p.Before = old.ForeignTokens
+	p.Nearly = rep.Waiting > 0 && rep.KVUsage >= fullKV
+	p.Full = p.Nearly && old.Nearly || old.Full && rep.KVUsage >= roomKV
 }
 
 // fresh reports whether the report is not too old.
-func (p *reported) fresh(now, ttl time.Duration) bool { return p.known && now-p.at <= ttl }
+func (p *reported) fresh(now, ttl time.Duration) bool { return p.known && now-p.At <= ttl }
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }

@@ -142,12 +142,12 @@ func TestTheShareOfReturningConversations(t *testing.T) {
 					}
 				}
 			}
-			if share := r.anyModel.returning[mainLeg]; share < c.from || share > c.to {
+			if share := r.anyModel.Returning[mainLeg]; share < c.from || share > c.to {
 				t.Errorf("got the share %.3f, want %.2f to %.2f", share, c.from, c.to)
-			} else if share != same.anyModel.returning[mainLeg] {
-				t.Errorf("got the share %v after an import, want %v", share, same.anyModel.returning[mainLeg])
+			} else if share != same.anyModel.Returning[mainLeg] {
+				t.Errorf("got the share %v after an import, want %v", share, same.anyModel.Returning[mainLeg])
 			}
-			if alone, want := r.anyModel.alone[mainLeg], same.anyModel.alone[mainLeg]; alone != want {
+			if alone, want := r.anyModel.Alone[mainLeg], same.anyModel.Alone[mainLeg]; alone != want {
 				t.Errorf("got the share %v of first turns after an import, want %v", alone, want)
 			}
 		})
@@ -166,7 +166,7 @@ func TestRequestsWithoutAnIDIgnoreReturningConversations(t *testing.T) {
 		}
 		known := mustPick(t, r, &Query{PromptTokens: 1000, Conversation: "known"})
 		r.Release(0, known.Reservation)
-		r.anyModel.returning[mainLeg] = 1
+		r.anyModel.Returning[mainLeg] = 1
 		// 40,000 queued tokens on target 0, which has 9,000 of the prompt: 54,000 at a price of 6, 27,000 at 3
 		mustPick(t, r, &Query{PromptTokens: 40_000, Pin: &Pin{Worker: "w0", Rank: kvindex.NoRank}})
 		plan := mustPick(t, r, &Query{PromptTokens: 10_000, Conversation: conversation},
@@ -187,7 +187,7 @@ func TestConversationsOfOtherReplicasReturn(t *testing.T) {
 	r.SetTarget(0, TargetInfo{Target: target, Ready: true})
 	r.BindRemote(mainLeg, r.config.keyOf("a"), 0, 1, target)
 	mustPick(t, r, &Query{PromptTokens: 1000, Conversation: "a"})
-	if share := r.anyModel.returning[mainLeg]; share != 1.0/returningOver {
+	if share := r.anyModel.Returning[mainLeg]; share != 1.0/returningOver {
 		t.Errorf("got the share %v, want %v", share, 1.0/returningOver)
 	}
 }
@@ -228,7 +228,7 @@ type learned struct {
 
 func learnedFor(r *Router, model string) learned {
 	p := r.poolOf(model)
-	return learned{p.returning, p.cursor}
+	return learned{p.Returning, p.Cursor}
 }
 
 // sharing returns routers that tell each other of all, with ten targets each. With a threshold

@@ -178,11 +178,11 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 // follow advances cursors, binds the conversation and returns its key.
 func (r *Router) follow(now time.Duration, q *Query, c *choice) Key {
 	if c.cursor != none32 {
-		c.models.cursor[c.leg] = c.cursor + 1
-		b := &c.models.starts[c.leg]
+		c.models.Cursor[c.leg] = c.cursor + 1
+		b := &c.models.Starts[c.leg]
 		b.Placed, b.Own = now, r.concurrent(now, b.Placed)
 	}
-	c.models.rotation[c.leg]++
+	c.models.Rotation[c.leg]++
 	table := &r.conversations[c.leg]
 	key := c.key
 	if q.Final && q.Conversation != "" {
@@ -213,7 +213,7 @@ func (r *Router) follow(now time.Duration, q *Query, c *choice) Key {
 		if len(q.Exclude) == 0 { // a retry is not another turn
 			c.turn = table.countTurn(at, q.PromptTokens)
 			c.models.count(c.leg, c.turn)
-			c.models.grown[c.leg].count(c.turn, c.brings)
+			c.models.Grown[c.leg].count(c.turn, c.brings)
 		}
 	}
 	if c.implicit {

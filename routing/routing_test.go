@@ -77,7 +77,7 @@ func TestTheSameStateGivesTheSameDecision(t *testing.T) {
 				t.Fatalf("%s, request %d: %+v and %+v", name, i, pa, pb)
 			}
 		}
-		if a.anyModel.cursor != b.anyModel.cursor || a.anyModel.rotation != b.anyModel.rotation {
+		if a.anyModel.Cursor != b.anyModel.Cursor || a.anyModel.Rotation != b.anyModel.Rotation {
 			t.Errorf("%s: got other cursors, want the same", name)
 		}
 	}

@@ -45,38 +45,25 @@ type TargetState struct {
 	// Progress is what is predicted from.
 	Progress progress `json:"progress"`
 	// Report is the last report that was accepted.
-	Report *ReportState `json:"report,omitempty"`
+	Report *reported `json:"report,omitempty"`
 }
 
-// ReportState is a report joined with the ledger.
-type ReportState struct {
-	At            time.Duration `json:"at"`
-	Received      time.Duration `json:"received"`
-	Seq           uint64        `json:"seq"`
-	Running       int64         `json:"running"`
-	Waiting       int64         `json:"waiting"`
-	KVUsage       float64       `json:"kv_usage"`
-	Foreign       int64         `json:"foreign"`
-	ForeignTokens int64         `json:"foreign_tokens"`
-	Seen          int64         `json:"seen,omitempty"`
-	Before        int64         `json:"before,omitempty"`
-	Nearly        bool          `json:"nearly,omitempty"`
-	Full          bool          `json:"full,omitempty"`
-	Started       uint64        `json:"started,omitempty"`
-}
-
-// PoolState is the round-robin cursors of a model; Model is "" for requests without one.
+// PoolState is what is remembered of a model's requests; Model is "" for requests without one.
 type PoolState struct {
-	Model    string          `json:"model"`
-	Cursor   [numLegs]int32  `json:"cursor"`
-	Starts   [numLegs]starts `json:"starts,omitzero"`
+	Model string `json:"model"`
+	// Cursor is the next position in Router.order, per leg.
+	Cursor [numLegs]int32  `json:"cursor"`
+	Starts [numLegs]starts `json:"starts,omitzero"`
+	// Rotation counts picks, per leg, for ties that rotate.
 	Rotation [numLegs]uint32 `json:"rotation"`
-	// Returning is the share of requests that continue a known conversation, Alone that of those that begin one.
+	// Returning is the share of turns whose conversation was known, a moving mean over about returningOver of those that
+	// conversations.countTurn counts, per leg. Alone is the share of the turns that begin a conversation. Both are 0 at
+	// first: neither is high before enough turns were seen.
 	Returning [numLegs]float64 `json:"returning"`
 	Alone     [numLegs]float64 `json:"alone,omitzero"`
 	Grown     [numLegs]growth  `json:"grown,omitzero"`
 	Paces     paces            `json:"paces,omitzero"`
-	// Live is the tokens of the programs that have begun.
+	// Live is the tokens of the live programs.
 	Live int64 `json:"live,omitempty"`
 }
 
@@ -115,14 +102,14 @@ func (r *Router) export(q *Query) *State {
 	for _, slot := range r.order {
 		t := &r.targets[slot]
 		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Held: r.held(slot), Health: *t.health, Progress: t.progress}
-		if p := &t.report; p.known {
-			ts.Report = &ReportState{p.at, p.received, p.seq, p.running, p.waiting, p.kvUsage, p.foreign, p.foreignTokens, p.seen, p.before, p.nearly, p.full, p.started}
+		if t.report.known {
+			report := t.report
+			ts.Report = &report
 		}
 		s.Targets = append(s.Targets, ts)
 	}
-	s.Pools = append(s.Pools, PoolState{"", r.anyModel.cursor, r.anyModel.starts, r.anyModel.rotation, r.anyModel.returning, r.anyModel.alone, r.anyModel.grown, r.anyModel.paces, r.anyModel.live})
-	for model, p := range r.models {
-		s.Pools = append(s.Pools, PoolState{model, p.cursor, p.starts, p.rotation, p.returning, p.alone, p.grown, p.paces, p.live})
+	for _, p := range r.pools() {
+		s.Pools = append(s.Pools, p.PoolState)
 	}
 	sort.Slice(s.Pools, func(i, j int) bool { return s.Pools[i].Model < s.Pools[j].Model })
 	for i := range r.ledger.slab {
@@ -237,8 +224,7 @@ func importState(s *State) (*Router, error) {
 			r.queue.hold(&waiting{Waiter: Waiter{Lane: Lane{Slot: ts.Slot}, Tokens: ts.Held}}, 1)
 		}
 		if p := ts.Report; p != nil {
-			t.report = reported{known: true, at: p.At, received: p.Received, foreign: p.Foreign, foreignTokens: p.ForeignTokens,
-				kvUsage: p.KVUsage, running: p.Running, waiting: p.Waiting, seq: p.Seq, seen: p.Seen, before: p.Before, nearly: p.Nearly, full: p.Full, started: p.Started}
+			t.report, t.report.known = *p, true
 			r.bookings = max(r.bookings, p.Started)
 		}
 	}
@@ -250,8 +236,7 @@ func importState(s *State) (*Router, error) {
 		if p == nil {
 			return nil, fmt.Errorf("import: model %q has no target", ps.Model)
 		}
-		p.cursor, p.starts, p.rotation, p.paces, p.live = ps.Cursor, ps.Starts, ps.Rotation, ps.Paces, ps.Live
-		p.returning, p.alone, p.grown = ps.Returning, ps.Alone, ps.Grown
+		p.PoolState = ps
 	}
 	if s.Begun != (Key{}) {
 		r.programs.begin(programKey{s.Begun, r.poolOf(s.BegunModel)}, 0, false)
@@ -263,7 +248,7 @@ func importState(s *State) (*Router, error) {
 	for leg := range r.conversations {
 		c := &r.conversations[leg]
 		for _, cs := range s.Conversations[leg] {
-			if cs.Slot != NoSlot && r.slotUnknown(cs.Slot) {
+			if cs.Slot != NoSlot && r.at(cs.Slot) == nil {
 				return nil, fmt.Errorf("import: a conversation is bound to slot %d, which is not used", cs.Slot)
 			}
 			if cs.Key == (Key{}) || c.find(cs.Key) != none {
@@ -279,10 +264,6 @@ func importState(s *State) (*Router, error) {
 		c.generated = s.Generated[leg]
 	}
 	return r, nil
-}
-
-func (r *Router) slotUnknown(slot kvindex.Slot) bool {
-	return int(slot) >= len(r.targets) || !r.targets[slot].used
 }
 
 func (r *Router) importLedger(s *State) error {
@@ -307,7 +288,7 @@ func (r *Router) importLedger(s *State) error {
 		if res.Phase > decoding {
 			return fmt.Errorf("import: reservation %d is in phase %d", i, res.Phase)
 		}
-		if (!ss.DecodeVoid && r.slotUnknown(res.Decode)) || (!ss.PrefillVoid && res.Prefill != NoSlot && r.slotUnknown(res.Prefill)) {
+		if (!ss.DecodeVoid && r.at(res.Decode) == nil) || (!ss.PrefillVoid && res.Prefill != NoSlot && r.at(res.Prefill) == nil) {
 			return fmt.Errorf("import: reservation %d is on a slot that is not used", i)
 		}
 		if ss.DecodeVoid {

@@ -92,10 +92,8 @@ func (d *decision) matchPrefix(table *conversations) {
 
 // at returns the candidate of a slot, nil if there is none.
 func (d *decision) at(slot kvindex.Slot) *candidate {
-	for i := range d.cands {
-		if d.cands[i].slot == slot {
-			return &d.cands[i]
-		}
+	if i := slices.IndexFunc(d.cands, func(c candidate) bool { return c.slot == slot }); i >= 0 {
+		return &d.cands[i]
 	}
 	return nil
 }

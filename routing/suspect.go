@@ -62,10 +62,10 @@ type health struct {
 // Suspect returns why new requests avoid a target: "no first token" or "failures". It returns "" if they do not, if
 // only those of one conversation do, and if none has tried the target for probeEvery, as of the last call of Awake.
 func (r *Router) Suspect(slot kvindex.Slot) string {
-	if r.slotUnknown(slot) || !r.targets[slot].health.avoided(r.alive, Key{}) {
-		return ""
+	if t := r.at(slot); t != nil && t.health.avoided(r.alive, Key{}) {
+		return t.health.Suspect
 	}
-	return r.targets[slot].health.Suspect
+	return ""
 }
 
 // avoided reports whether new requests of a conversation, zero for none, avoid the target.
@@ -116,10 +116,10 @@ func (r *Router) failed(t *target, res *reservation) {
 // after the reservation was released. It returns broken: after a broken answer, report whole ones too.
 // Unknown targets are ignored.
 func (r *Router) BrokenOff(slot kvindex.Slot, target kvindex.Target, broken bool) bool {
-	if r.slotUnknown(slot) || r.targets[slot].info.Target != target {
+	t := r.at(slot)
+	if t == nil || t.info.Target != target {
 		return false
 	}
-	t := &r.targets[slot]
 	if broken {
 		t.health.Broken++
 		r.judgeNext = r.judgeNext || t.health.Broken == suspectFailures
@@ -193,14 +193,13 @@ func (r *Router) awake(now time.Duration) {
 
 // waitsFor returns the target that owes the reservation its next step, nil if none does.
 func (r *Router) waitsFor(res *reservation) *target {
-	switch {
-	case res.Phase == unused || res.Phase == decoding:
-		return nil
-	case res.Phase == computing && res.Prefill != NoSlot:
-		return r.targetOf(res.Prefill, res.prefillGen)
-	default:
+	switch res.Phase {
+	case computing:
+		return r.computes(res)
+	case transferring:
 		return r.targetOf(res.Decode, res.decodeGen)
 	}
+	return nil
 }
 
 // waitOf is the wait of a reservation on a target so far. First tokens of other requests

@@ -2,6 +2,7 @@ package routing
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -82,7 +83,7 @@ type target struct {
 	// is nil in unused slots.
 	health *health
 	// startedTokens is the part of load.Queue that the engine has started on, see
-	// reported.started; booked and released are when the last request was booked and when one ended.
+	// reported.Started; booked and released are when the last request was booked and when one ended.
 	startedTokens    int64
 	booked, released time.Duration
 	// paces are those of its model.
@@ -121,20 +122,7 @@ func (s *SlotSet) Reset() { clear(s.bits) }
 type pool struct {
 	slots SlotSet
 	size  int
-	// cursor is the next position in Router.order, per leg.
-	cursor [numLegs]int32
-	starts [numLegs]starts
-	// rotation counts picks, per leg, for ties that rotate.
-	rotation [numLegs]uint32
-	// returning is the share of turns whose conversation was known, a moving mean over about
-	// returningOver of those that conversations.countTurn counts, per leg.
-	returning [numLegs]float64
-	// alone is the share of the turns that begin a conversation. Both are 0 at first: neither is high before enough turns were seen.
-	alone [numLegs]float64
-	grown [numLegs]growth
-	paces paces
-	// live is the tokens of the live programs.
-	live int64
+	PoolState
 }
 
 // starts has when this replica last placed a new conversation of a leg by round robin, and when it last received one that
@@ -171,8 +159,8 @@ func (g *growth) count(turn uint8, brings int64) {
 // count updates the share of returning conversations by one leg of a Booking.Turn.
 func (p *pool) count(leg int, turn uint8) {
 	if turn != 0 {
-		p.returning[leg] += (float64(turn-1) - p.returning[leg]) / returningOver
-		p.alone[leg] += (float64(2-turn) - p.alone[leg]) / returningOver
+		p.Returning[leg] += (float64(turn-1) - p.Returning[leg]) / returningOver
+		p.Alone[leg] += (float64(2-turn) - p.Alone[leg]) / returningOver
 	}
 }
 
@@ -223,8 +211,8 @@ func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
 	if moved {
 		r.joinModels(slot, t.info.Models)
 	}
-	if t.paces = &r.anyModel.paces; t.model() != "" {
-		t.paces = &r.models[t.model()].paces
+	if t.paces = &r.anyModel.Paces; t.model() != "" {
+		t.paces = &r.models[t.model()].Paces
 	}
 	if added && r.sharer != nil {
 		r.sharer.Added(info.Target)
@@ -234,10 +222,10 @@ func (r *Router) SetTarget(slot kvindex.Slot, info TargetInfo) {
 // RemoveTarget removes a target with its load, its report and the conversations bound
 // to it. Releasing its bookings has no effect then. Unknown slots are ignored.
 func (r *Router) RemoveTarget(slot kvindex.Slot) {
-	if int(slot) >= len(r.targets) || !r.targets[slot].used {
+	t := r.at(slot)
+	if t == nil {
 		return
 	}
-	t := &r.targets[slot]
 	r.leaveModels(slot, t.info.Models)
 	r.roles[t.info.Role]--
 	r.leaveOrder(slot)
@@ -253,18 +241,26 @@ func (r *Router) RemoveTarget(slot kvindex.Slot) {
 
 // Target returns the TargetInfo of a slot. The caller must not change its slices.
 func (r *Router) Target(slot kvindex.Slot) (TargetInfo, bool) {
-	if int(slot) >= len(r.targets) || !r.targets[slot].used {
-		return TargetInfo{}, false
+	if t := r.at(slot); t != nil {
+		return t.info, true
 	}
-	return r.targets[slot].info, true
+	return TargetInfo{}, false
+}
+
+// at returns the target of a slot, nil if it is unknown.
+func (r *Router) at(slot kvindex.Slot) *target {
+	if int(slot) >= len(r.targets) || !r.targets[slot].used {
+		return nil
+	}
+	return &r.targets[slot]
 }
 
 // Load returns the load booked on a slot, zero for unknown ones.
 func (r *Router) Load(slot kvindex.Slot) Load {
-	if int(slot) >= len(r.targets) {
-		return Load{}
+	if t := r.at(slot); t != nil {
+		return t.load
 	}
-	return r.targets[slot].load
+	return Load{}
 }
 
 // Targets calls f for every target, sorted by worker and rank, until f returns false. f must not change the router.
@@ -291,13 +287,24 @@ func (r *Router) AddressSet(dst *SlotSet, addresses []string) {
 	}
 }
 
-func less(a, b kvindex.Target) bool {
-	return cmp.Or(cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank)) < 0
+// position returns the place of a target in the order, or where it would be, and whether it is there.
+func (r *Router) position(id kvindex.Target) (int, bool) {
+	return slices.BinarySearchFunc(r.order, id, func(slot kvindex.Slot, id kvindex.Target) int {
+		t := &r.targets[slot].info.Target
+		return cmp.Or(cmp.Compare(t.Worker, id.Worker), cmp.Compare(t.Rank, id.Rank))
+	})
+}
+
+func (r *Router) slotOf(id kvindex.Target) kvindex.Slot {
+	if at, ok := r.position(id); ok {
+		return r.order[at]
+	}
+	return NoSlot
 }
 
 // enterOrder keeps order sorted by worker and rank. Cursors keep their targets.
 func (r *Router) enterOrder(slot kvindex.Slot, id kvindex.Target) {
-	at := r.position(id)
+	at, _ := r.position(id)
 	r.order = slices.Insert(r.order, at, slot)
 	r.shift(at, 1)
 }
@@ -313,18 +320,17 @@ func (r *Router) shift(at int, by int32) {
 	for i, slot := range r.order[at:] {
 		r.targets[slot].pos = int32(at + i)
 	}
-	shift := func(p *pool) {
-		for leg := range p.cursor {
-			if int(p.cursor[leg]) > at {
-				p.cursor[leg] += by
+	for _, p := range r.pools() {
+		for leg := range p.Cursor {
+			if int(p.Cursor[leg]) > at {
+				p.Cursor[leg] += by
 			}
 		}
 	}
-	shift(&r.anyModel)
-	for _, p := range r.models {
-		shift(p)
-	}
 }
+
+// pools returns those of all models and that of requests without one.
+func (r *Router) pools() []*pool { return append(slices.Collect(maps.Values(r.models)), &r.anyModel) }
 
 // Lists reports whether a target lists the model.
 func (r *Router) Lists(model string) bool { return r.models[model] != nil }
@@ -337,7 +343,7 @@ func (r *Router) joinModels(slot kvindex.Slot, models []string) {
 	for _, m := range models {
 		p := r.models[m]
 		if p == nil {
-			p = new(pool)
+			p = &pool{PoolState: PoolState{Model: m}}
 			r.models[m] = p
 		}
 		if !p.slots.Has(slot) {
@@ -397,5 +403,5 @@ type workerEntry struct {
 
 // suspended reports whether a target's reports have stopped. A target that never reported is not suspended.
 func (t *target) suspended(now, after time.Duration) bool {
-	return after > 0 && t.report.known && now-t.report.received > after
+	return after > 0 && t.report.known && now-t.report.Received > after
 }
