@@ -1,6 +1,7 @@
 package shape
 
 import (
+	"slices"
 	"strings"
 	"unicode"
 
@@ -21,29 +22,24 @@ func markContinued(messages []jinja.Value) (final string, err error) {
 	if !ok {
 		return "", refuse("messages: input should be a valid dictionary")
 	}
-	last = last.Clone()
 	content, _ := last.Get("content")
 	if text, ok := content.AsString(); ok {
-		last.Set("content", jinja.String(text+continueTag))
-		messages[at] = jinja.FromDict(last)
+		messages[at] = with(last, "content", jinja.String(text+continueTag))
 		return text, nil
 	}
 	parts, ok := content.AsList()
 	if !ok {
 		return "", refuse(`continue_final_message is set but the final message has no "content" to continue!`)
 	}
-	parts = append([]jinja.Value(nil), parts...)
+	parts = slices.Clone(parts)
 	for i := len(parts) - 1; i >= 0; i-- {
 		part, ok := parts[i].AsDict()
 		if !ok {
 			continue
 		}
 		if text, has, _ := textOf(part, "text"); has {
-			part = part.Clone()
-			part.Set("text", jinja.String(text+continueTag))
-			parts[i] = jinja.FromDict(part)
-			last.Set("content", jinja.List(parts))
-			messages[at] = jinja.FromDict(last)
+			parts[i] = with(part, "text", jinja.String(text+continueTag))
+			messages[at] = with(last, "content", jinja.List(parts))
 			return text, nil
 		}
 	}

@@ -230,9 +230,7 @@ func joinAssistant(list []jinja.Value, key string, v jinja.Value) []jinja.Value 
 	if n := len(list); n > 0 && roleOf(list[n-1]) == roleAssistant {
 		last, _ := list[n-1].AsDict()
 		if member(last, key).IsNone() {
-			last = last.Clone()
-			last.Set(key, v)
-			list[n-1] = jinja.FromDict(last)
+			list[n-1] = with(last, key, v)
 			return list
 		}
 	}
@@ -256,9 +254,7 @@ func appendCall(list []jinja.Value, call jinja.Value) []jinja.Value {
 	if n := len(list); n > 0 && roleOf(list[n-1]) == roleAssistant {
 		last, _ := list[n-1].AsDict()
 		old, _ := member(last, "tool_calls").AsList()
-		last = last.Clone()
-		last.Set("tool_calls", jinja.List(append(old, call)))
-		list[n-1] = jinja.FromDict(last)
+		list[n-1] = with(last, "tool_calls", jinja.List(append(old, call)))
 		return list
 	}
 	msg := chatMessage(roleAssistant, jinja.None())

@@ -111,10 +111,7 @@ func New(tok *bpe.Tokenizer, options Options) (*Model, error) {
 		m.options.ToolParser = m.options.ToolParser || traits.ToolParser
 		m.systemFirst = m.systemFirst || traits.Messages != encoders.Validated // vLLM has no template of theirs to look at
 	}
-	if m.supplied, err = newTemplateCache(); err != nil {
-		return nil, err
-	}
-	m.space = conv.NewSpace()
+	m.supplied, m.space = newTemplateCache(), conv.NewSpace()
 	return m, nil
 }
 

@@ -225,6 +225,13 @@ func dict(members ...kv) *jinja.Dict {
 	return d
 }
 
+// with returns a copy of d that has the value under the key.
+func with(d *jinja.Dict, key string, v jinja.Value) jinja.Value {
+	d = d.Clone()
+	d.Set(key, v)
+	return jinja.FromDict(d)
+}
+
 // object is dict as a value.
 func object(members ...kv) jinja.Value { return jinja.FromDict(dict(members...)) }
 

@@ -74,11 +74,10 @@ type templateCache struct {
 	bytes   int
 }
 
-func newTemplateCache() (*templateCache, error) {
+func newTemplateCache() *templateCache {
 	c := &templateCache{}
-	entries, err := simplelru.NewLRU(keptTemplates, func(source string, _ *template) { c.bytes -= len(source) })
-	c.entries = entries
-	return c, err
+	c.entries, _ = simplelru.NewLRU(keptTemplates, func(source string, _ *template) { c.bytes -= len(source) }) // an error is only for a size of 0
+	return c
 }
 
 // Get returns the compiled template of a non-empty source.

@@ -111,14 +111,12 @@ func withoutTemplate(in input, tokenize bool) error {
 // withShortIDs cuts the ids of calls to their last nine characters, as mistral-common requires. It refuses a result whose id is null.
 func withShortIDs(messages []jinja.Value) ([]jinja.Value, error) {
 	const most = 9
-	short := func(d *jinja.Dict, key string) *jinja.Dict {
-		id := []rune(textAt(d, key))
-		if len(id) <= most {
-			return d
+	short := func(v jinja.Value, key string) jinja.Value {
+		d, _ := v.AsDict()
+		if id := []rune(textAt(d, key)); len(id) > most {
+			return with(d, key, jinja.String(string(id[len(id)-most:])))
 		}
-		d = d.Clone()
-		d.Set(key, jinja.String(string(id[len(id)-most:])))
-		return d
+		return v
 	}
 	out := slices.Clone(messages)
 	for i := range out {
@@ -128,7 +126,7 @@ func withShortIDs(messages []jinja.Value) ([]jinja.Value, error) {
 			if id, has := msg.Get("tool_call_id"); has && id.IsNone() {
 				return nil, refuse("object of type 'NoneType' has no len()")
 			}
-			out[i] = jinja.FromDict(short(msg, "tool_call_id"))
+			out[i] = short(out[i], "tool_call_id")
 		case roleAssistant:
 			calls, ok := member(msg, "tool_calls").AsList()
 			if !ok {
@@ -136,12 +134,9 @@ func withShortIDs(messages []jinja.Value) ([]jinja.Value, error) {
 			}
 			calls = slices.Clone(calls)
 			for j := range calls {
-				call, _ := calls[j].AsDict()
-				calls[j] = jinja.FromDict(short(call, "id"))
+				calls[j] = short(calls[j], "id")
 			}
-			msg = msg.Clone()
-			msg.Set("tool_calls", jinja.List(calls))
-			out[i] = jinja.FromDict(msg)
+			out[i] = with(msg, "tool_calls", jinja.List(calls))
 		}
 	}
 	return out, nil

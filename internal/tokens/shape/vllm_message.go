@@ -238,12 +238,8 @@ func withoutBillingHeader(content jinja.Value) jinja.Value {
 			if text == "" {
 				continue
 			}
-			if part == nil {
-				v = jinja.String(text)
-			} else {
-				part = part.Clone()
-				part.Set("text", jinja.String(text))
-				v = jinja.FromDict(part)
+			if v = jinja.String(text); part != nil {
+				v = with(part, "text", v)
 			}
 		}
 		kept = append(kept, v)
