@@ -27,7 +27,7 @@ func noAttribute(v Value, name string) Value { return undefinedOf(&undefinedInfo
 
 // attribute is Python's getattr(v, name) as the sandbox allows it; ok is false if the attribute does not exist.
 func (m *machine) attribute(v Value, name string) (Value, bool) {
-	var method methodFunc
+	var method filterFunc
 	switch v.kind {
 	case KindString:
 		method = strMethods[name]
@@ -95,8 +95,9 @@ func (m *machine) getitem(v, key Value) Value {
 		if key.isInteger() {
 			s := v.str()
 			m.work(len(s))
-			if i, ok := itemIndex(key, utf8.RuneCountInString(s)); ok {
-				return like(v, runeAt(s, i))
+			n := utf8.RuneCountInString(s)
+			if i, ok := itemIndex(key, n); ok {
+				return like(v, m.sliceText(s, n, i, 1, 1))
 			}
 		}
 	case kindRange:
@@ -123,15 +124,6 @@ func itemIndex(key Value, n int) (int, bool) {
 		i += int64(n)
 	}
 	return int(i), i >= 0 && i < int64(n)
-}
-
-func runeAt(s string, i int) string {
-	for ; i > 0; i-- {
-		_, size := utf8.DecodeRuneInString(s)
-		s = s[size:]
-	}
-	_, size := utf8.DecodeRuneInString(s)
-	return s[:size]
 }
 
 // slice is Python's v[a:b:c].

@@ -185,26 +185,17 @@ func floatArith(op string, x, y float64) Value {
 	return Value{}
 }
 
-func negate(v Value) Value {
-	if v.kind == KindFloat {
+// unary is Python's +v or -v.
+func unary(op string, v Value) Value {
+	switch {
+	case !v.isNumber():
+		mustDefined(v)
+		raisef("TypeError", "bad operand type for unary %s: '%s'", op, typeName(v))
+	case op == "-" && v.kind == KindFloat:
 		return Float(-v.float())
-	}
-	if !v.isInteger() {
-		mustDefined(v)
-		raisef("TypeError", "bad operand type for unary -: '%s'", typeName(v))
-	}
-	return intArith("-", 0, smallInt(v))
-}
-
-func plus(v Value) Value {
-	if v.kind == KindFloat {
-		return v
-	}
-	if !v.isInteger() {
-		mustDefined(v)
-		raisef("TypeError", "bad operand type for unary +: '%s'", typeName(v))
-	}
-	if v.kind == KindBool {
+	case op == "-":
+		return intArith("-", 0, smallInt(v))
+	case v.kind == KindBool:
 		return Int(int64(v.n))
 	}
 	return v

@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -64,7 +65,7 @@ func (d *Dict) Delete(key string) {
 	if i < 0 {
 		return
 	}
-	d.entries = append(d.entries[:i], d.entries[i+1:]...)
+	d.entries = slices.Delete(d.entries, i, i+1)
 	d.index = nil
 	d.reindex()
 }
@@ -103,13 +104,7 @@ func (d *Dict) findString(key string) int {
 		return -1
 	}
 	if d.index != nil {
-		if len(key) > 0 && key[0] == hashMark {
-			key = string(rune(hashMark)) + key
-		}
-		if i, ok := d.index[key]; ok {
-			return int(i)
-		}
-		return -1
+		return d.find(String(key))
 	}
 	for i := range d.entries {
 		k := &d.entries[i].key
@@ -122,21 +117,16 @@ func (d *Dict) findString(key string) int {
 
 // find looks up a key of any kind; the caller has checked that it is hashable.
 func (d *Dict) find(key Value) int {
-	if key.kind == KindString {
-		return d.findString(key.str())
-	}
 	if d.index != nil {
 		if i, ok := d.index[hashText(key)]; ok {
 			return int(i)
 		}
 		return -1
 	}
-	for i := range d.entries {
-		if keyEqual(d.entries[i].key, key) {
-			return i
-		}
+	if key.kind == KindString {
+		return d.findString(key.str())
 	}
-	return -1
+	return slices.IndexFunc(d.entries, func(e entry) bool { return keyEqual(e.key, key) })
 }
 
 // put is Set for a key of any hashable kind.
@@ -148,42 +138,28 @@ func (d *Dict) put(key, v Value) {
 	d.add(key, v)
 }
 
-// hashMark is the first byte of the hash text of a key that is not a str. It is doubled for a str that starts with the same byte.
-const hashMark = 0
+// hashMark starts the hash text of a key that is not a str. It is doubled for a str that starts with it.
+const hashMark = "\x00"
 
 // hashText maps keys that are equal in Python to the same text: 1, 1.0 and True are the same key.
 func hashText(key Value) string {
-	if key.kind == KindString {
-		s := key.str()
-		if len(s) > 0 && s[0] == hashMark {
-			return string(rune(hashMark)) + s
-		}
-		return s
-	}
-	var b strings.Builder
-	writeHash(&b, key)
-	return b.String()
-}
-
-func writeHash(b *strings.Builder, key Value) {
-	b.WriteByte(hashMark)
 	switch key.kind {
+	case KindString:
+		if s := key.str(); !strings.HasPrefix(s, hashMark) {
+			return s
+		}
+		return hashMark + key.str()
 	case KindNone:
-		b.WriteByte('n')
+		return hashMark + "n"
 	case KindBool, KindInt:
-		b.WriteByte('i')
-		b.WriteString(key.big().String())
+		return hashMark + "i" + key.big().String()
 	case KindFloat:
 		if n, ok := floatToInt(key.float()); ok {
-			b.WriteByte('i')
-			b.WriteString(n.String())
-			return
+			return hashMark + "i" + n.String()
 		}
-		b.WriteByte('f')
-		b.WriteString(strconv.FormatFloat(key.float(), 'g', -1, 64))
-	case KindUndefined:
-		b.WriteByte('u')
+		return hashMark + "f" + strconv.FormatFloat(key.float(), 'g', -1, 64)
 	}
+	return hashMark + "u"
 }
 
 // keyEqual is Python's == for two keys. Its cost was charged by mustHash.

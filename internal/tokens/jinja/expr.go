@@ -101,10 +101,10 @@ func (c *compiler) expr(s scope, n *node) expr {
 		return func(f *frame) Value { return Bool(!a(f).Truth()) }
 	case nodeNeg:
 		a := c.expr(s, n.a)
-		return func(f *frame) Value { return negate(a(f)) }
+		return func(f *frame) Value { return unary("-", a(f)) }
 	case nodePos:
 		a := c.expr(s, n.a)
-		return func(f *frame) Value { return plus(a(f)) }
+		return func(f *frame) Value { return unary("+", a(f)) }
 	case nodeBinary:
 		if isSum(n) {
 			return c.sum(s, n).value
@@ -149,20 +149,21 @@ func (c *compiler) cond(s scope, n *node) expr {
 }
 
 var comparisonOps = map[string]func(m *machine, a, b Value) bool{
-	"==": func(m *machine, a, b Value) bool { return m.equal(a, b) },
-	"!=": func(m *machine, a, b Value) bool { return !m.equal(a, b) },
-	"<":  func(m *machine, a, b Value) bool { return m.less(a, b) },
-	"<=": func(m *machine, a, b Value) bool {
-		n, ok := m.compare(a, b, "<=", 0)
-		return ok && n <= 0
-	},
-	">": func(m *machine, a, b Value) bool { return m.greater(a, b) },
-	">=": func(m *machine, a, b Value) bool {
-		n, ok := m.compare(a, b, ">=", 0)
-		return ok && n >= 0
-	},
+	"==":     func(m *machine, a, b Value) bool { return m.equal(a, b) },
+	"!=":     func(m *machine, a, b Value) bool { return !m.equal(a, b) },
+	"<":      (*machine).less,
+	"<=":     ordered("<=", func(c int) bool { return c <= 0 }),
+	">":      ordered(">", func(c int) bool { return c > 0 }),
+	">=":     ordered(">=", func(c int) bool { return c >= 0 }),
 	"in":     func(m *machine, a, b Value) bool { return m.contains(b, a) },
 	"not in": func(m *machine, a, b Value) bool { return !m.contains(b, a) },
+}
+
+func ordered(op string, holds func(c int) bool) func(m *machine, a, b Value) bool {
+	return func(m *machine, a, b Value) bool {
+		c, ok := m.compare(a, b, op, 0)
+		return ok && holds(c)
+	}
 }
 
 func (c *compiler) compare(s scope, n *node) expr {
@@ -313,6 +314,20 @@ func (code *argsCode) eval(f *frame) arguments {
 	return arguments{pos: m.stack[base:mid:mid], names: code.names, kw: m.stack[mid:end:end]}
 }
 
+// apply calls a filter, test or method of v.
+func (code *argsCode) apply(f *frame, fn filterFunc, v Value) Value {
+	if code.none {
+		f.m.operands(v, &noArguments)
+		return fn(f.m, v, &noArguments)
+	}
+	base := len(f.m.stack)
+	a := code.eval(f)
+	f.m.operands(v, &a)
+	out := fn(f.m, v, &a)
+	f.m.stack = f.m.stack[:base]
+	return out
+}
+
 // call compiles a call; caller is the body of a call block or nil.
 func (c *compiler) call(s scope, n *node, caller *macroCode) expr {
 	args := c.args(s, n.call)
@@ -333,7 +348,7 @@ func (c *compiler) call(s scope, n *node, caller *macroCode) expr {
 		str, dict := strMethods[name], dictMethods[name]
 		return func(f *frame) Value {
 			v := object(f)
-			var method methodFunc
+			var method filterFunc
 			switch v.kind {
 			case KindString:
 				method = str
@@ -341,12 +356,7 @@ func (c *compiler) call(s scope, n *node, caller *macroCode) expr {
 				method = dict
 			}
 			if method != nil {
-				base := len(f.m.stack)
-				a := args.eval(f)
-				f.m.operands(v, &a)
-				out := method(f.m, v, &a)
-				f.m.stack = f.m.stack[:base]
-				return out
+				return args.apply(f, method, v)
 			}
 			callee := f.m.getattr(v, name)
 			return invoke(f, func(a *arguments) Value { return f.m.call(callee, a) })
@@ -381,20 +391,5 @@ func (c *compiler) applied(s scope, n *node, what string, fn filterFunc) expr {
 		}
 	}
 	object, args := c.expr(s, n.a), c.args(s, n.call)
-	if args.none {
-		return func(f *frame) Value {
-			v := object(f)
-			f.m.operands(v, &noArguments)
-			return fn(f.m, v, &noArguments)
-		}
-	}
-	return func(f *frame) Value {
-		v := object(f)
-		base := len(f.m.stack)
-		a := args.eval(f)
-		f.m.operands(v, &a)
-		out := fn(f.m, v, &a)
-		f.m.stack = f.m.stack[:base]
-		return out
-	}
+	return func(f *frame) Value { return args.apply(f, fn, object(f)) }
 }

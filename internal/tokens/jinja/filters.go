@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// filterFunc implements a filter; v is the value before the bar.
+// filterFunc implements a filter or a method of a built-in type; v is the value before the bar or the dot.
 type filterFunc func(m *machine, v Value, a *arguments) Value
 
 var filters map[string]filterFunc
@@ -20,7 +20,7 @@ func init() { //nolint:gochecknoinits // filters refer to the table by name
 		"count": filterLength, "length": filterLength, "d": filterDefault, "default": filterDefault,
 		"dictsort": filterDictsort, "first": filterFirst, "last": filterLast,
 		"indent": filterIndent, "int": filterInt, "join": filterJoin, "list": filterList, "items": filterItems, "map": filterMap,
-		"max": extreme("max", 1), "min": extreme("min", -1),
+		"max": extreme("max", ">"), "min": extreme("min", "<"),
 		"select": selector(true, false), "reject": selector(false, false),
 		"selectattr": selector(true, true), "rejectattr": selector(false, true),
 		"replace": filterReplace, "reverse": filterReverse, "safe": filterSafe, "sort": filterSort,
@@ -50,7 +50,7 @@ func filterLength(m *machine, v Value, a *arguments) Value {
 
 func filterDefault(_ *machine, v Value, a *arguments) Value {
 	p := a.bind("default", 0, "default_value", "boolean")
-	if v.kind == KindUndefined || given(p[1]) && p[1].Truth() && !v.Truth() {
+	if v.kind == KindUndefined || isTrue(p[1]) && !v.Truth() {
 		if !given(p[0]) {
 			return String("")
 		}
@@ -93,13 +93,7 @@ func filterIndent(m *machine, v Value, a *arguments) Value {
 	s := v.str()
 	indent := "    "
 	if given(p[0]) {
-		if p[0].kind == KindString {
-			indent = p[0].str()
-		} else {
-			n := max(index(p[0]), 0)
-			m.chargeRepeat(n, 1)
-			indent = strings.Repeat(" ", int(n))
-		}
+		indent = m.indentation(p[0])
 	}
 	m.chargeLines(s, 2*len(indent)+24)
 	m.charge(5 * len(s))
@@ -120,6 +114,16 @@ func filterIndent(m *machine, v Value, a *arguments) Value {
 		out = indent + out
 	}
 	return like(v, out)
+}
+
+// indentation returns a text, or as many spaces as a number says.
+func (m *machine) indentation(v Value) string {
+	if v.kind == KindString {
+		return v.str()
+	}
+	n := max(index(v), 0)
+	m.chargeRepeat(n, 1)
+	return strings.Repeat(" ", int(n))
 }
 
 func filterTrim(m *machine, v Value, a *arguments) Value {
@@ -145,7 +149,7 @@ func filterInt(m *machine, v Value, a *arguments) Value {
 	f := math.NaN()
 	switch v.kind {
 	case KindInt, KindBool:
-		return plus(v)
+		return unary("+", v)
 	case KindFloat:
 		f = v.float()
 	case KindString:
@@ -195,10 +199,7 @@ func parseInt(s string) (Value, bool) {
 // parseFloat is Python's float(text).
 func parseFloat(s string) (float64, bool) {
 	s = strip(s, true, true)
-	if strings.ContainsAny(s, "xXpP") {
-		return 0, false
-	}
-	if !isNumeral(s) {
+	if strings.ContainsAny(s, "xXpP") || !isNumeral(s) {
 		return 0, false
 	}
 	s = strings.ReplaceAll(s, "_", "")
@@ -214,13 +215,7 @@ func filterToJSON(m *machine, v Value, a *arguments) Value {
 	o := JSONOptions{EnsureASCII: isTrue(p[0]), SortKeys: isTrue(p[3])}
 	if given(p[1]) && p[1].kind != KindNone {
 		o.Indented = true
-		if p[1].kind == KindString {
-			o.Indent = p[1].str()
-		} else {
-			n := max(index(p[1]), 0)
-			m.chargeRepeat(n, 1)
-			o.Indent = strings.Repeat(" ", int(n))
-		}
+		o.Indent = m.indentation(p[1])
 	}
 	if given(p[2]) && p[2].kind != KindNone {
 		parts := m.unpack(p[2], 2)

@@ -3,6 +3,7 @@ package jinja
 import (
 	"slices"
 	"strings"
+	"unsafe"
 )
 
 func noItem(text string) Value { return undefinedOf(&undefinedInfo{hint: text}) }
@@ -31,21 +32,13 @@ func filterLast(m *machine, v Value, a *arguments) Value {
 func filterReverse(m *machine, v Value, a *arguments) Value {
 	a.bind("reverse", 0)
 	if v.kind == KindString {
-		out := m.slice(v, [3]Value{None(), None(), Int(-1)})
-		return out
+		return m.slice(v, [3]Value{None(), None(), Int(-1)})
 	}
 	if !canIterate(v) {
 		raisef("FilterArgumentError", "argument must be iterable")
 	}
 	items := m.items(v)
-	i := len(items)
-	return iteratorOf("list_reverseiterator", func() (Value, bool) {
-		if i == 0 {
-			return Value{}, false
-		}
-		i--
-		return items[i], true
-	})
+	return iteratorOf("list_reverseiterator", counted(len(items), func(i int) Value { return items[len(items)-1-i] }).next)
 }
 
 func filterList(m *machine, v Value, a *arguments) Value {
@@ -58,20 +51,12 @@ func filterList(m *machine, v Value, a *arguments) Value {
 func filterItems(m *machine, v Value, a *arguments) Value {
 	a.bind("items", 0)
 	if v.kind == KindUndefined {
-		return iteratorOf("generator", func() (Value, bool) { return Value{}, false })
+		return iteratorOf("generator", counted(0, nil).next)
 	}
 	if v.kind != KindDict {
 		raisef("TypeError", "Can only get item pairs from a mapping.")
 	}
-	d, i := v.dict(), 0
-	return iteratorOf("generator", func() (Value, bool) {
-		if i >= d.Len() {
-			return Value{}, false
-		}
-		i++
-		m.charge(4 * valueSize)
-		return Tuple([]Value{d.entries[i-1].key, d.entries[i-1].value}), true
-	})
+	return iteratorOf("generator", m.iterate(Value{kind: kindView, p: unsafe.Pointer(&dictView{v.dict(), viewItems})}).next)
 }
 
 func filterJoin(m *machine, v Value, a *arguments) Value {
@@ -80,10 +65,7 @@ func filterJoin(m *machine, v Value, a *arguments) Value {
 	if given(p[0]) {
 		sep = m.text(p[0])
 	}
-	get := func(v Value) Value { return v }
-	if given(p[1]) && p[1].kind != KindNone {
-		get = m.attrGetter(p[1], Value{kind: kindMissing})
-	}
+	get := m.attrGetter(p[1], Value{kind: kindMissing})
 	it := m.iterate(v)
 	var b strings.Builder
 	first := true
@@ -276,7 +258,9 @@ func filterDictsort(m *machine, v Value, a *arguments) Value {
 	return List(m.sorted(items, keys, false))
 }
 
-func extreme(name string, sign int) filterFunc {
+// extreme returns the filter that picks the first item that compares by op with all others.
+func extreme(name, op string) filterFunc {
+	beats := comparisonOps[op]
 	return func(m *machine, v Value, a *arguments) Value {
 		p := a.bind(name, 0, "case_sensitive", "attribute")
 		get := m.attrGetter(p[1], Value{kind: kindMissing})
@@ -288,18 +272,12 @@ func extreme(name string, sign int) filterFunc {
 		for _, item := range items[1:] {
 			m.step()
 			k := m.sortKey(get(item), isTrue(p[0]))
-			if sign > 0 && m.greater(k, key) || sign < 0 && m.less(k, key) {
+			if beats(m, k, key) {
 				best, key = item, k
 			}
 		}
 		return best
 	}
-}
-
-// greater is Python's a > b.
-func (m *machine) greater(a, b Value) bool {
-	c, ok := m.compare(a, b, ">", 0)
-	return ok && c > 0
 }
 
 func filterUnique(m *machine, v Value, a *arguments) Value {

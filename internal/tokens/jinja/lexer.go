@@ -92,26 +92,15 @@ func (l *lexer) advance(end int) {
 	l.pos = end
 }
 
-func skipSpace(s string, i int) int {
-	for i < len(s) {
-		r, size := utf8.DecodeRuneInString(s[i:])
-		if !isSpace(r) {
-			break
-		}
-		i += size
-	}
-	return i
-}
+func skipSpace(s string, i int) int { return len(s) - len(strings.TrimLeftFunc(s[i:], isSpace)) }
 
 // isSpace is Python's str.isspace for one character.
 func isSpace(r rune) bool {
-	switch {
-	case r < 0x80:
+	if r < 0x80 {
 		return r == ' ' || r >= 9 && r <= 13 || r >= 0x1c && r <= 0x1f
-	default:
-		return r == 0x85 || r == 0xa0 || r == 0x1680 || r >= 0x2000 && r <= 0x200a ||
-			r == 0x2028 || r == 0x2029 || r == 0x202f || r == 0x205f || r == 0x3000
 	}
+	return r == 0x85 || r == 0xa0 || r == 0x1680 || r >= 0x2000 && r <= 0x200a ||
+		r == 0x2028 || r == 0x2029 || r == 0x202f || r == 0x205f || r == 0x3000
 }
 
 // nextTag finds the next "{{", "{%" or "{#".
@@ -267,7 +256,7 @@ func (l *lexer) tag(mark string, end tokenKind) {
 		case isSpace(r):
 			l.advance(skipSpace(l.src, l.pos))
 		case l.number():
-		case r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r) || unicode.IsMark(r) || r == '·':
+		case inName(r):
 			l.name()
 		case (r == '"' || r == '\'') && l.text(byte(r)):
 		default:
@@ -322,21 +311,18 @@ func (l *lexer) operator(r rune) {
 	syntaxErrorf(l.at, "unexpected char %s at %d", reprText(string(r)), utf8.RuneCountInString(l.src[:l.pos]))
 }
 
+func inName(r rune) bool {
+	return r == '_' || r == '·' || unicode.IsLetter(r) || unicode.IsDigit(r) || unicode.IsMark(r)
+}
+
 func (l *lexer) name() {
-	end := l.pos
-	for end < len(l.src) {
-		r, size := utf8.DecodeRuneInString(l.src[end:])
-		if r != '_' && r != '·' && !unicode.IsLetter(r) && !unicode.IsDigit(r) && !unicode.IsMark(r) {
-			break
-		}
-		end += size
-	}
-	text := l.src[l.pos:end]
+	rest := l.src[l.pos:]
+	text := rest[:len(rest)-len(strings.TrimLeftFunc(rest, inName))]
 	if r, _ := utf8.DecodeRuneInString(text); r != '_' && !unicode.IsLetter(r) {
 		syntaxErrorf(l.at, "Invalid character in identifier")
 	}
 	l.add(token{kind: tokName, text: text})
-	l.advance(end)
+	l.advance(l.pos + len(text))
 }
 
 // digits matches \d(_?\d)* and returns its end, or i if there is none.

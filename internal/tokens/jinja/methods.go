@@ -5,10 +5,7 @@ import (
 	"unsafe"
 )
 
-// methodFunc implements a method of a built-in type.
-type methodFunc func(m *machine, v Value, a *arguments) Value
-
-var strMethods = map[string]methodFunc{
+var strMethods = map[string]filterFunc{
 	"strip": stripper("strip", true, true), "lstrip": stripper("lstrip", true, false), "rstrip": stripper("rstrip", false, true),
 	"lower": caser("lower", lower), "upper": caser("upper", upper), "capitalize": caser("capitalize", capitalize), "title": strTitle,
 	"startswith": affix("startswith", strings.HasPrefix), "endswith": affix("endswith", strings.HasSuffix),
@@ -16,12 +13,12 @@ var strMethods = map[string]methodFunc{
 	"split": strSplit, "splitlines": strSplitlines, "replace": strReplace, "join": strJoin,
 }
 
-var dictMethods = map[string]methodFunc{
+var dictMethods = map[string]filterFunc{
 	"get":  dictGet,
 	"keys": viewMethod("keys", viewKeys), "values": viewMethod("values", viewValues), "items": viewMethod("items", viewItems),
 }
 
-func stripper(name string, left, right bool) methodFunc {
+func stripper(name string, left, right bool) filterFunc {
 	return func(m *machine, v Value, a *arguments) Value {
 		a.positional(name, 0, 1)
 		if len(a.pos) == 0 || a.pos[0].kind == KindNone {
@@ -34,7 +31,7 @@ func stripper(name string, left, right bool) methodFunc {
 	}
 }
 
-func caser(name string, f func(string) string) methodFunc {
+func caser(name string, f func(string) string) filterFunc {
 	return func(m *machine, v Value, a *arguments) Value {
 		a.positional(name, 0, 0)
 		m.work(4 * len(v.str()))
@@ -50,7 +47,7 @@ func strTitle(m *machine, v Value, a *arguments) Value {
 	return caser("title", titleASCII)(m, v, a)
 }
 
-func affix(name string, has func(s, affix string) bool) methodFunc {
+func affix(name string, has func(s, affix string) bool) filterFunc {
 	return func(m *machine, v Value, a *arguments) Value {
 		a.withoutBounds(name)
 		options := a.pos
@@ -78,7 +75,7 @@ func (a *arguments) withoutBounds(name string) {
 	a.positional(name, 1, 1)
 }
 
-func remover(name string, trim func(s, affix string) string) methodFunc {
+func remover(name string, trim func(s, affix string) string) filterFunc {
 	return func(_ *machine, v Value, a *arguments) Value {
 		a.positional(name, 1, 1)
 		return like(v, trim(v.str(), needText(name, a.pos[0])))
@@ -133,7 +130,7 @@ func strSplit(m *machine, v Value, a *arguments) Value {
 func strSplitlines(m *machine, v Value, a *arguments) Value {
 	p := a.bind("splitlines", 0, "keepends")
 	m.chargeLines(v.str(), 2*valueSize)
-	return m.texts(v, splitLines(v.str(), given(p[0]) && p[0].Truth()))
+	return m.texts(v, splitLines(v.str(), isTrue(p[0])))
 }
 
 func strReplace(m *machine, v Value, a *arguments) Value {
@@ -183,7 +180,7 @@ func dictGet(m *machine, v Value, a *arguments) Value {
 	return None()
 }
 
-func viewMethod(name string, of viewOf) methodFunc {
+func viewMethod(name string, of viewOf) filterFunc {
 	return func(_ *machine, v Value, a *arguments) Value {
 		a.positional(name, 0, 0)
 		return Value{kind: kindView, p: unsafe.Pointer(&dictView{v.dict(), of})}

@@ -76,28 +76,14 @@ type callArgs struct {
 
 // children calls f for each direct child in the order of Jinja2's fields.
 func (n *node) children(f func(*node)) {
-	each := func(nodes []*node) {
+	fields := [...][]*node{{n.a, n.b, n.c}, n.params, n.list, n.call.args, n.call.kwargs, {n.call.dynArgs}, n.body, n.other}
+	for _, nodes := range fields {
 		for _, c := range nodes {
 			if c != nil {
 				f(c)
 			}
 		}
 	}
-	one := func(c *node) {
-		if c != nil {
-			f(c)
-		}
-	}
-	one(n.a)
-	one(n.b)
-	one(n.c)
-	each(n.params)
-	each(n.list)
-	each(n.call.args)
-	each(n.call.kwargs)
-	one(n.call.dynArgs)
-	each(n.body)
-	each(n.other)
 }
 
 // reads reports whether n is the value of a variable.

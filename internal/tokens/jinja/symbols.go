@@ -171,11 +171,7 @@ func (s *symbols) visitAll(nodes []*node) {
 
 // undeclared returns those of names that the nodes load without having stored them.
 func undeclared(nodes []*node, names ...string) map[string]bool {
-	open := map[string]bool{}
-	for _, name := range names {
-		open[name] = true
-	}
-	found := map[string]bool{}
+	open, found := setOf(names...), map[string]bool{}
 	var visit func(n *node)
 	visit = func(n *node) {
 		if n.kind == nodeName {

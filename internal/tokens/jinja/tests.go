@@ -4,14 +4,8 @@ package jinja
 type testFunc func(m *machine, v Value, a *arguments) bool
 
 var tests = map[string]testFunc{
-	"odd": func(_ *machine, v Value, a *arguments) bool {
-		a.bind("odd", 0)
-		return arith("%", v, Int(2)) == Int(1)
-	},
-	"even": func(_ *machine, v Value, a *arguments) bool {
-		a.bind("even", 0)
-		return arith("%", v, Int(2)) == Int(0)
-	},
+	"odd":       kindTest("odd", func(v Value) bool { return arith("%", v, Int(2)) == Int(1) }),
+	"even":      kindTest("even", func(v Value) bool { return arith("%", v, Int(2)) == Int(0) }),
 	"defined":   kindTest("defined", func(v Value) bool { return v.kind != KindUndefined }),
 	"undefined": kindTest("undefined", func(v Value) bool { return v.kind == KindUndefined }),
 	"none":      kindTest("none", func(v Value) bool { return v.kind == KindNone }),
@@ -52,6 +46,7 @@ func comparisonTest(op string) testFunc {
 	}
 }
 
+// kindTest returns a test without arguments.
 func kindTest(name string, is func(v Value) bool) testFunc {
 	return func(_ *machine, v Value, a *arguments) bool {
 		a.bind(name, 0)

@@ -34,7 +34,7 @@ func plainOnly(a, b Value) {
 
 func strip(s string, left, right bool) string {
 	if left {
-		s = s[skipSpace(s, 0):]
+		s = strings.TrimLeftFunc(s, isSpace)
 	}
 	if right {
 		s = strings.TrimRightFunc(s, isSpace)
