@@ -32,15 +32,12 @@ func usageOf(s *body.UsageScanner) *Usage {
 // Edit appends an answer's usage object to dst, with the counts of prompt tokens and cached tokens replaced by those of
 // the prefill leg, in the fields of the object's API. All other bytes stay as they are.
 func (u Usage) Edit(dst, usage []byte) []byte {
-	edits := u.edits(usage)
-	if len(edits) == 0 {
-		return append(dst, usage...)
+	if edits := u.edits(usage); len(edits) > 0 {
+		if out, err := body.Apply(dst, usage, edits...); err == nil {
+			return out
+		}
 	}
-	out, err := body.Apply(dst, usage, edits...)
-	if err != nil {
-		return append(dst, usage...)
-	}
-	return out
+	return append(dst, usage...)
 }
 
 // counted has the names of an API's fields for prompt tokens and for their details.

@@ -76,11 +76,9 @@ func NewDecoder(engine Engine, blockSize int) *Decoder {
 func (d *Decoder) Forget() {
 	clear(d.otherGroups)
 	d.several, d.lone = false, false
-	fresh := trtState{fixed: d.trt.fixed}
-	if fresh.fixed {
-		fresh.blockSize = d.trt.blockSize
+	if d.trt = (trtState{blockSize: d.trt.blockSize, fixed: d.trt.fixed}); !d.trt.fixed {
+		d.trt.blockSize = 0
 	}
-	d.trt = fresh
 }
 
 // Decode decodes a payload. An invalid event is dropped alone and counted in Batch.Dropped;

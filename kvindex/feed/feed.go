@@ -310,12 +310,10 @@ func (f *Feed) startReplay(ctx context.Context, a Action) {
 	r, idle := &replay{Action: a}, f.newest == nil
 	r.ctx, f.stopReplay = context.WithCancel(ctx)
 	if f.newest = r; idle {
-		f.replays.Go(f.replay)
-	}
-}
-
-func (f *Feed) replay() {
-	for f.replayNewest() {
+		f.replays.Go(func() {
+			for f.replayNewest() {
+			}
+		})
 	}
 }
 

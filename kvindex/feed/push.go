@@ -58,9 +58,7 @@ func (s *PushServer) Forget(worker string) {
 				p.stop()
 				p.stop = nil
 			}
-			if p.timeout != nil {
-				p.timeout.Stop()
-			}
+			p.timeout.Stop()
 			p.mu.leave()
 			delete(s.publishers, t)
 		}
@@ -124,7 +122,7 @@ type publisher struct {
 	// gone reports that the worker was forgotten: the sink must not be called any more.
 	gone    bool
 	out     chan *kvlanev1.PushResponse
-	timeout *time.Timer // of the running replay
+	timeout *time.Timer // of the replay that was asked for last
 }
 
 const (
@@ -224,8 +222,8 @@ func (s *PushServer) publisher(src Source, hello *kvlanev1.Hello) (*publisher, e
 			src.Machine.Resume = &c
 			delete(s.resume, t)
 		}
-		p = &publisher{mu: newGuard(sink)}
-		p.a = applier{mu: p.mu, src: &src, dec: &pushDecoder{Decoder: NewDecoder(src.Engine, src.BlockSize)}, sink: sink, machine: NewMachine(src.Machine), counters: newCounters(), targets: []kvindex.Target{t}}
+		p = &publisher{mu: newGuard(sink), timeout: time.NewTimer(0)}
+		p.a = applier{mu: p.mu, src: &src, dec: &pushDecoder{NewDecoder(src.Engine, src.BlockSize)}, sink: sink, machine: NewMachine(src.Machine), counters: newCounters(), targets: []kvindex.Target{t}}
 		p.a.replay = p.askReplay
 		s.publishers[t] = p
 	}
@@ -258,9 +256,7 @@ func (p *publisher) end(stream uint64) {
 	defer p.mu.leave()
 	if p.streams == stream && p.stop != nil {
 		p.stop = nil
-		if p.timeout != nil {
-			p.timeout.Stop()
-		}
+		p.timeout.Stop()
 		p.a.do(p.a.machine.Down())
 	}
 }
@@ -328,9 +324,7 @@ func (p *publisher) answer(r *kvlanev1.PushResponse) {
 // askReplay requests batches from the relay. The caller holds the lock.
 func (p *publisher) askReplay(a Action) {
 	p.answer(&kvlanev1.PushResponse{Message: &kvlanev1.PushResponse_Replay{Replay: &kvlanev1.Replay{ReplayId: a.Epoch, From: a.Seq}}})
-	if p.timeout != nil {
-		p.timeout.Stop()
-	}
+	p.timeout.Stop()
 	p.timeout = time.AfterFunc(pushReplayTimeout, func() {
 		p.mu.enter()
 		defer p.mu.leave()
@@ -362,22 +356,18 @@ func pushPayload(b *kvlanev1.Batch) ([]byte, error) {
 }
 
 // pushDecoder decodes pushed payloads: the engine's own, or events in the relay protocol's form.
-type pushDecoder struct {
-	*Decoder
-	batch Batch
-}
+type pushDecoder struct{ *Decoder }
 
 // Decode decodes a payload that pushPayload made.
 func (d *pushDecoder) Decode(payload []byte) (*Batch, error) {
 	if payload[0] == pushedRaw {
 		return d.Decoder.Decode(payload[1:])
 	}
-	d.batch = Batch{Rank: kvindex.NoRank}
+	d.reset()
 	var in kvlanev1.Events
 	if err := proto.Unmarshal(payload[1:], &in); err != nil {
 		return &d.batch, fmt.Errorf("%w: %w", ErrBatch, err)
 	}
-	d.reset()
 	for _, e := range in.GetEvents() {
 		ev, why := pushedEvent(e)
 		if why != "" {
@@ -386,7 +376,6 @@ func (d *pushDecoder) Decode(payload []byte) (*Batch, error) {
 		}
 		d.batch.Events = append(d.batch.Events, ev)
 	}
-	d.batch.Dropped = d.Decoder.batch.Dropped
 	return &d.batch, nil
 }
 

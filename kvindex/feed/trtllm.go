@@ -390,16 +390,13 @@ func (d *Decoder) trtStored(e *trtEvent, data *trtData) {
 func (d *Decoder) learnBlockSize(blocks []trtBlock) {
 	n := len(blocks[0].Tokens)
 	sure := len(blocks) > 1
-	if d.trt.fixed || n == d.trt.blockSize || !sure && bits.OnesCount(uint(n)) != 1 {
+	if d.trt.fixed || n <= d.trt.blockSize || !sure && bits.OnesCount(uint(n)) != 1 {
 		return
 	}
-	switch {
-	case d.trt.blockSize == 0:
-		d.trt.blockSize = n
-	case n > d.trt.blockSize:
-		d.trt.blockSize = n
+	if d.trt.blockSize > 0 {
 		d.batch.Events = append(d.batch.Events, kvindex.Event{Kind: kvindex.Cleared})
 	}
+	d.trt.blockSize = n
 }
 
 // trtMap reads an event of TensorRT-LLM's layout from MessagePack. It is rare, so it uses a generic conversion.

@@ -310,7 +310,7 @@ func TestAReplayThatPanicsUnlocksOnce(t *testing.T) {
 	f.newest = &replay{ctx: t.Context()}
 	panics := func() (v any) {
 		defer func() { v = recover() }()
-		f.replay()
+		f.replayNewest()
 		return nil
 	}
 	if panics() == nil {

@@ -103,9 +103,8 @@ var ownPartsOf = map[string]ownParts{
 	"GPTNeoXTokenizer": {normalizer: ownNFC, preTokenizer: ownByteLevel, noPost: true, specials: endOfText + " pad_token <|padding|>"},
 	"CohereTokenizer": {normalizer: ownNFC, preTokenizer: `{"type":"Sequence","pretokenizers":[{"type":"Digits","individual_digits":true},` +
 		ownByteLevel + `]}`, specials: "unk_token <UNK> bos_token <BOS_TOKEN> eos_token <|END_OF_TURN_TOKEN|> pad_token <PAD> cls_token <CLS> sep_token <SEP> mask_token <MASK_TOKEN>"},
-	"Qwen2Tokenizer": {normalizer: ownNFC, specials: qwenTokens, preTokenizer: ownSplit(reContraction + `|` + rePrefix + `\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank)},
-	"Qwen3_5Tokenizer": {normalizer: ownNFC, specials: qwenTokens, preTokenizer: ownSplit(reContraction + `|` + rePrefix +
-		`[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|` + reBlank)},
+	"Qwen2Tokenizer":   {normalizer: ownNFC, specials: qwenTokens, preTokenizer: ownSplit(reQwen)},
+	"Qwen3_5Tokenizer": {normalizer: ownNFC, specials: qwenTokens, preTokenizer: ownSplit(reQwenMarks)},
 	"GemmaTokenizer": {normalizer: `{"type":"Replace","pattern":{"String":" "},"content":"▁"}`,
 		preTokenizer: `{"type":"Split","pattern":{"String":" "},"behavior":"MergedWithPrevious","invert":false}`,
 		model:        modelHead{ByteFallback: true, FuseUnk: true},

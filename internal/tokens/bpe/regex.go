@@ -57,7 +57,7 @@ func compileRegex(text string) (*regex, error) {
 		return nil, err
 	}
 	c := &regexCompiler{}
-	match := c.compile(n, func(_ *regexSearch, i int) int { return i })
+	match := c.compile(n, matched)
 	switch {
 	case n.nullable():
 		return nil, unsupported("the pattern %q, which matches the empty string", text)
@@ -69,25 +69,18 @@ func compileRegex(text string) (*regex, error) {
 	return &regex{match}, nil
 }
 
+// matched is the step after the last one.
+func matched(_ *regexSearch, i int) int { return i }
+
 // nullable reports whether a node can match the empty string.
 func (n *regexNode) nullable() bool {
 	switch n.op {
 	case opSet:
 		return false
 	case opSeq, opAtomic:
-		for _, s := range n.subs {
-			if !s.nullable() {
-				return false
-			}
-		}
-		return true
+		return !slices.ContainsFunc(n.subs, func(s *regexNode) bool { return !s.nullable() })
 	case opAlt:
-		for _, s := range n.subs {
-			if s.nullable() {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(n.subs, (*regexNode).nullable)
 	case opRepeat:
 		return n.min == 0 || n.subs[0].nullable()
 	}
@@ -131,7 +124,7 @@ func (c *regexCompiler) compile(n *regexNode, next step) step {
 	case opRepeat:
 		return c.repeat(n, next)
 	case opAtomic:
-		inner := c.compile(n.subs[0], func(_ *regexSearch, i int) int { return i })
+		inner := c.compile(n.subs[0], matched)
 		return func(m *regexSearch, i int) int {
 			if i = inner(m, i); i < 0 {
 				return -1
@@ -139,7 +132,7 @@ func (c *regexCompiler) compile(n *regexNode, next step) step {
 			return next(m, i)
 		}
 	case opLook:
-		inner := c.compile(n.subs[0], func(_ *regexSearch, i int) int { return i })
+		inner := c.compile(n.subs[0], matched)
 		return func(m *regexSearch, i int) int {
 			if inner(m, i) >= 0 == n.not {
 				return -1

@@ -25,7 +25,7 @@ var patterns = map[string]splitter{
 	reContraction + `|` + rePrefix + `\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank:     wordSplit{},
 	reContraction + `|` + rePrefix + `\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank: wordSplit{digits: 2},
 	// Qwen 3.5: marks belong to words
-	reContraction + `|` + rePrefix + `[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|` + reBlank: wordSplit{digits: 1, marks: true},
+	reQwenMarks: wordSplit{digits: 1, marks: true},
 	// o200k: gpt-oss, Llama 4
 	caseWords(reUpper, reLower, reContraction+`?`) + `|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|` + reBlank: caseSplit{digits: 3, contractions: true, slash: true},
 	// tekken: Mistral Nemo and after, Nemotron
@@ -44,6 +44,8 @@ func reTiktoken(numbers string) string {
 }
 
 const reQwen = reContraction + `|` + rePrefix + `\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank
+
+const reQwenMarks = reContraction + `|` + rePrefix + `[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|` + reBlank
 
 var reKimi = `[\p{Han}]+|` + caseWords(reUpperNotHan, reLowerNotHan, reContraction+`?`) + `|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|` + reBlank
 
