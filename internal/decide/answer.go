@@ -70,7 +70,7 @@ func (j *job) answer(err error) extproc.Decision {
 		if e.outcome == "" {
 			return j.reject(e.Reject)
 		}
-		j.entry.SetStatus(e.Status)
+		j.entry.After.Status, j.entry.After.Ended = e.Status, new(j.clock)
 		j.d.metrics.Requests.WithLabelValues(j.entry.API, e.outcome).Inc()
 		j.d.decisions.Add(j.entry)
 		return extproc.Decision{Reject: e.Reject}

@@ -103,6 +103,9 @@ func TestTheListOfModelsIsThatOfAllWorkers(t *testing.T) {
 			if got := testutil.ToFloat64(b.metrics.Requests.WithLabelValues("models", "answered")); got != answered {
 				t.Errorf("got %v requests answered, want %v", got, answered)
 			}
+			if row := b.decisions.Last(1)[0].Row(); !row.Ended {
+				t.Errorf("got %+v in the decision log, want it ended", row)
+			}
 			if b.loads() != 0 {
 				t.Errorf("got a load of %d, want 0", b.loads())
 			}

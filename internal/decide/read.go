@@ -227,7 +227,7 @@ func (j *job) findServed(ctx, exact context.Context, in *input) error {
 			return nil
 		}
 		return j.failure("kvlane_model_missing", body.Failure{Status: 400, Param: "model",
-			Message: `you must provide a "model": ` + servedHere(v) + " are served here"})
+			Message: `you must provide a "model"; served here: ` + servedHere(v)})
 	}
 	in.listed = true
 	if d.fleet.Known(v, name) {
@@ -259,7 +259,7 @@ func (j *job) findServed(ctx, exact context.Context, in *input) error {
 		return j.fail(503, "kvlane_model_not_served", fmt.Sprintf("no worker serves the model `%s` at the moment", observe.Clip(name)))
 	}
 	return j.failure("kvlane_model_not_found", body.Failure{Status: 404, Param: "model", Code: "model_not_found",
-		Message: fmt.Sprintf("The model `%s` does not exist: %s are served here", observe.Clip(name), servedHere(v))})
+		Message: fmt.Sprintf("The model `%s` does not exist; served here: %s", observe.Clip(name), servedHere(v))})
 }
 
 // servedHere lists the model names for clients.

@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -145,14 +146,11 @@ func (e *Entry) Row() Row {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := Row{ID: e.ID, At: e.At, API: e.API, Model: e.Model, Target: e.Target, Prefill: e.Prefill, PromptTokens: e.PromptTokens, MatchedTokens: e.Matched,
-		CachedTokens: e.After.Cached, OutputTokens: e.After.Output, Status: e.After.Status, Reason: e.Reason, Degraded: e.Degraded, Waited: e.Waited.Seconds(), Ended: e.Rejected != 0}
+		CachedTokens: e.After.Cached, OutputTokens: e.After.Output, Status: cmp.Or(e.Rejected, e.After.Status), Reason: e.Reason, Degraded: e.Degraded, Waited: e.Waited.Seconds(), Ended: e.Rejected != 0}
 	for _, s := range e.Stages {
 		if s.Stage != StageLeg.String() && s.Stage != stageWait {
 			r.Decision += s.Took.Seconds()
 		}
-	}
-	if e.Rejected != 0 {
-		r.Status = e.Rejected
 	}
 	if e.After.Ended != nil {
 		r.Ended, r.Duration = true, e.After.Ended.Sub(e.At).Seconds()
