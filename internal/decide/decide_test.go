@@ -526,6 +526,20 @@ func TestConversationIDs(t *testing.T) {
 	}
 }
 
+// The session headers of the agents that people run are known without configuration.
+func TestSessionHeadersOfAgents(t *testing.T) {
+	b := newBench(t, "")
+	for agent, header := range map[string]string{
+		"Dynamo": "x-dynamo-session-id", "many": "x-session-id", "Claude Code": "x-claude-code-session-id", "Codex": "thread-id",
+		"Codex, all threads": "session-id", "an older Codex": "session_id", "opencode": "x-opencode-session-id", "opencode's other": "x-opencode-session",
+		"LiteLLM": "x-litellm-session-id", "a proxy": "x-correlation-id", "a router": "x-session-affinity", "a load tool": "x-multi-turn-session-id",
+	} {
+		if _, e := b.ask("/v1/completions", `{}`, header, "s1"); e.Conversation != "s1" {
+			t.Errorf("%s, %s: got conversation %q, want s1", agent, header, e.Conversation)
+		}
+	}
+}
+
 // The last request of a conversation ends its binding; an id that comes back counts as new.
 func TestTheFinalRequestEndsTheConversation(t *testing.T) {
 	b := newBench(t, "", worker("a", 0), worker("b", 0))
