@@ -345,6 +345,28 @@ func (b *bed) deadDecode(p *pair) {
 	b.t.Error("each leg was given up first")
 }
 
+// TestDeadDecodePool: while no decode engine can be reached, a prefill engine answers requests whole with
+// routing.disagg.fallback; without it Kvlane answers 503.
+func TestDeadDecodePool(t *testing.T) {
+	for rules, want := range map[string]int{"fallback: true, mode: threshold, threshold: 64": http.StatusOK, "mode: threshold, threshold: 64": http.StatusServiceUnavailable} {
+		t.Run(fmt.Sprint(want), func(t *testing.T) {
+			both := func(_ int, o *enginesim.Options) { o.Role = enginesim.Both } // as kv_both: a prefill engine can decode
+			b := newPools(t, pair{connector: "nixl", params: true, worker: func(*enginesim.Engine) string { return "" }, rules: rules, shape: shape{engine: both}}, "")
+			if r := b.long(false); r.status != http.StatusOK || !strings.HasPrefix(r.target, "e2/") && !strings.HasPrefix(r.target, "e3/") {
+				t.Fatalf("got status %d from %s, want an answer of a decode engine", r.status, r.target)
+			}
+			b.fault(enginesim.Faults{Refuse: true}, 2, 3)
+			b.until("both are known to be dead", func() bool { return b.metric("kvlane_worker_ready") == 2 })
+			r := b.long(false)
+			whole := (strings.HasPrefix(r.target, "e0/") || strings.HasPrefix(r.target, "e1/")) && r.header.Get("X-Kvlane-Prefill") == "" && len(r.answer.Choices) == 1
+			if r.status != want || whole != (want == http.StatusOK) || !whole && !strings.Contains(r.answer.Error.Message, "no worker") {
+				t.Errorf("got status %d from %q, prefilled on %q: %s, want %d", r.status, r.target, r.header.Get("X-Kvlane-Prefill"), r.body, want)
+			}
+			b.healed()
+		})
+	}
+}
+
 // refusedDecode: the decode engine refuses its leg. Envoy uses the other decode engine,
 // never a prefill engine. With LMCache the blocks are at the first engine, so the other
 // computes the prompt.
