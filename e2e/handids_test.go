@@ -4,16 +4,24 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
 // The ids of prompts of 256 tokens or more are sent with the request by default, those of shorter ones are not.
 func TestIDsTravelByDefault(t *testing.T) {
-	b := newBed(t, shape{otherwise: true})
-	b.untilHanded(message{"user", strings.Repeat("one more word ", 90)})
-	for range 4 {
-		if b.handed(message{"user", strings.Repeat("one more word ", 70)}) {
-			t.Fatal("got the ids of a prompt of 220 tokens, want none")
-		}
+	sglang := func(_ int, o *enginesim.Options) { o.Engine = enginesim.SGLang }
+	for name, s := range map[string]shape{"vllm": {}, "sglang": {engine: sglang, worker: ", engine: sglang", model: ", engine: sglang"}} {
+		t.Run(name, func(t *testing.T) {
+			s.otherwise = true
+			b := newBed(t, s)
+			b.untilHanded(message{"user", strings.Repeat("one more word ", 90)})
+			for range 4 {
+				if b.handed(message{"user", strings.Repeat("one more word ", 70)}) {
+					t.Fatal("got the ids of a prompt of 220 tokens, want none")
+				}
+			}
+		})
 	}
 }
 

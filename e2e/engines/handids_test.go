@@ -69,24 +69,98 @@ func TestHandedIDs(t *testing.T) {
 	}
 }
 
-// TestHandedIDsSGLang does so with SGLang, which takes the ids of chats and completions, if they are asked for.
+// TestHandedIDsSGLang does so with SGLang, which takes the ids of chats and completions; its other APIs are left alone.
 func TestHandedIDsSGLang(t *testing.T) {
-	k := *sglang
-	k.blocks, k.options = 1024, ", hand_ids: true"
-	k.context, k.further = 12288, []string{"--tool-call-parser", "qwen25", "--reasoning-parser", "qwen3"}
-	compareHanded(t, k, without("/v1/messages", "/v1/responses"), 16, 8, func(api string, n int, body m, must bool) bool {
-		if n%4 == 1 {
-			lengthen(api, body, prose(fmt.Sprint("long ", api, n), 4200))
-		}
-		return must || body["prompt_logprobs"] != nil // it has no such field
+	apis := without("/v1/messages", "/v1/responses", "/generate")
+	qwen := *sglang
+	qwen.blocks, qwen.context = 1024, 12288
+	t.Run("always", func(t *testing.T) {
+		k := qwen
+		k.options, k.further = ", hand_ids: true", []string{"--tool-call-parser", "qwen25", "--reasoning-parser", "qwen3"}
+		compareHanded(t, k, apis, 60, 40, func(api string, n int, body m, must bool) bool {
+			if n%8 == 1 {
+				lengthen(api, body, prose(fmt.Sprint("long ", api, n), 4200))
+			}
+			return sglangField(api, n, body, must)
+		})
+	})
+	t.Run("by default", func(t *testing.T) {
+		k := qwen
+		k.further = []string{"--tool-call-parser", "hermes", "--reasoning-parser", "deepseek-r1"}
+		compareHanded(t, k, apis, 60, 20, func(api string, n int, body m, must bool) bool {
+			long := sized(api, n, body)
+			return sglangField(api, n/2, body, must) && long
+		})
+	})
+	// SGLang's own code for chats, which its parser of calls selects.
+	t.Run("DeepSeek-V3.2", func(t *testing.T) {
+		k := qwen
+		k.files = deepseekForSGLang(t)
+		k.folder, k.options = k.files, ", hand_ids: true"
+		k.further = []string{"--tool-call-parser", "deepseekv32"}
+		compareHanded(t, k, apis, 48, 20, func(api string, n int, body m, must bool) bool {
+			messages, _ := body["messages"].([]m)
+			for _, message := range messages { // asked for their ids, SGLang fails, and then gets none for a time
+				if role := message["role"]; role == "wizard" || role == "function" {
+					message["role"] = "user"
+				}
+			}
+			return sglangField(api, n, body, must)
+		})
 	})
 }
+
+// sglangField gives a body one of SGLang's fields, and returns whether it still goes with ids.
+func sglangField(api string, n int, body m, must bool) bool {
+	fields := slices.Concat(sglangFields, []m{{"suffix": "end"}})
+	switch api {
+	case "/v1/chat/completions":
+		fields = slices.Concat(sglangFields, sglangChatFields)
+	case "/v1/completions":
+	default:
+		return must
+	}
+	field := fields[n%len(fields)]
+	if maps.Copy(body, field); body["return_meta_info"] != nil || body["return_prompt_token_ids"] != nil || body["return_token_ids"] != nil {
+		delete(body, "stream") // refused by chats
+	}
+	return (must || body["prompt_logprobs"] != nil) && field["suffix"] == nil // it has no such field as the former
+}
+
+// sglangFields are what may be asked of an answer, sglangChatFields of that to a chat. A few answers take more than some tokens.
+var (
+	sglangFields = []m{
+		{}, {"cache_salt": "s"}, {"lora_path": nil, "custom_params": m{"a": 1}}, {"stop": []string{"e", "a", "\n"}}, {"stop": " ", "no_stop_trim": true, "max_tokens": 24}, {"n": 2}, {"n": 3, "stream": false},
+		{"skip_special_tokens": false, "ignore_eos": true}, {"min_tokens": 4}, {"stop_token_ids": []int{220, 264, 279, 311}, "max_tokens": 24}, {"stop_regex": "[a-m]"},
+		{"regex": "(red|blue|green), [0-9]{3}", "max_tokens": 12}, {"ebnf": "root ::= \"yes\" | \"no\" root", "max_tokens": 12},
+		{"logit_bias": m{"264": 50, "279": 40}}, {"frequency_penalty": 1.5, "presence_penalty": 0.5, "max_tokens": 16}, {"repetition_penalty": 1.3, "max_tokens": 16},
+		{"return_token_ids": true}, {"seed": 7, "top_p": 0.5, "top_k": 1, "min_p": 0.1}, {"stream": true, "stream_options": m{"include_usage": true}},
+		{"rid": "r", "priority": 1, "extra_key": "k"}, {"user": "u", "session_id": "s"},
+		{"response_format": m{"type": "json_object"}, "max_tokens": 12},
+		{"response_format": m{"type": "json_schema", "json_schema": m{"name": "s", "schema": m{"type": "object", "properties": m{"a": m{"type": "integer"}}, "required": []string{"a"}}}}, "max_tokens": 16},
+	}
+	sglangChatFields = []m{
+		{"logprobs": true, "top_logprobs": 3}, {"logprobs": true, "n": 2, "stream": false}, {"return_prompt_token_ids": true}, {"return_meta_info": true},
+		{"return_input_ids_in_sglext": true, "return_output_ids_in_sglext": true}, {"return_cached_tokens_details": true, "return_spec_tokens_details": true},
+		{"continue_final_message": true}, {"reasoning_effort": "low"}, {"reasoning_effort": "none"}, {"reasoning": m{"enabled": true}}, {"reasoning": m{"effort": "high"}},
+		{"separate_reasoning": false}, {"stream_reasoning": false, "stream": true}, {"thinking": m{"type": "disabled"}}, {"task": "query"},
+		{"parallel_tool_calls": false, "tools": aTool, "tool_choice": "required", "max_tokens": 40}, {"tools": aTool, "tool_choice": "auto", "max_tokens": 16},
+		{"tools": aTool, "tool_choice": "none"}, {"tools": aTool, "tool_choice": m{"type": "function", "function": m{"name": "f"}}, "stream": true, "max_tokens": 40},
+		{"tools": aTool, "tool_choice": "required", "chat_template_kwargs": m{"enable_thinking": false}, "max_tokens": 40},
+		{"chat_template_kwargs": m{"enable_thinking": false, "spaces_between_special_tokens": false}}, {"max_completion_tokens": 5, "max_tokens": 9},
+	}
+	aTool = []m{{"type": "function", "function": m{"name": "f", "description": "It reads a file.", "parameters": m{"type": "object", "properties": m{
+		"path": m{"type": "string"}, "lines": m{"type": "integer"}}, "required": []string{"path"}}}}}
+)
 
 // sized makes the prompt of every second body one of 256 tokens or more, most of them just so, and those of the others shorter.
 func sized(api string, n int, body m) bool {
 	if n%2 == 1 {
 		delete(body, "tools")
 		delete(body, "tool_choice")
+		if messages, ok := body["messages"].([]m); ok {
+			body["messages"] = messages[max(0, len(messages)-1):]
+		}
 		return false
 	}
 	words := 260
@@ -123,6 +197,36 @@ func named(t *testing.T, files, architecture string) string {
 	return dir
 }
 
+// deepseekForSGLang makes a folder with DeepSeek's tokenizer that transformers takes as it is for Qwen3's weights, too. SGLang's
+// parser of calls, and Kvlane the architecture, choose the code for chats.
+func deepseekForSGLang(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "deepseek_v3_plain")
+	if err := os.Rename(named(t, filepath.Join(filepath.Dir(qwen3), "deepseek_v3"), "DeepseekV32ForCausalLM"), dir); err != nil {
+		t.Fatal(err)
+	}
+	edit := func(name string, change func(config m)) {
+		name = filepath.Join(dir, name)
+		text, err := os.ReadFile(name)
+		var config m
+		if err == nil {
+			err = json.Unmarshal(text, &config)
+		}
+		if change(config); err == nil {
+			err = os.WriteFile(name, encode(config), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	edit("config.json", func(config m) { config["model_type"] = "qwen3" })
+	edit("tokenizer_config.json", func(config m) {
+		config["tokenizer_class"] = "PreTrainedTokenizerFast"
+		delete(config, "chat_template")
+	})
+	return dir
+}
+
 // handedAPIs are the APIs that are compared, and whether prompts go with ids.
 var handedAPIs = without()
 
@@ -130,15 +234,18 @@ var handedAPIs = without()
 func without(apis ...string) map[string]bool {
 	out := map[string]bool{}
 	for _, api := range []string{"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"} {
-		out[api] = !slices.Contains(apis, api)
+		out[api] = true
+	}
+	for _, api := range apis {
+		out[api] = false
 	}
 	return out
 }
 
 // lengthen puts a text before the prompt of a body.
 func lengthen(api string, body m, text string) {
-	switch field := map[string]string{"/v1/completions": "prompt", "/v1/responses": "input"}[api]; field {
-	case "prompt":
+	switch field := map[string]string{"/v1/completions": "prompt", "/v1/responses": "input", "/generate": "text"}[api]; field {
+	case "prompt", "text":
 		body[field] = fmt.Sprint(text, " ", body[field])
 	case "input":
 		items, _ := body[field].([]m)
@@ -242,7 +349,7 @@ var constraints = map[string]m{
 }
 
 // random parts of answers.
-var randomParts = regexp.MustCompile(`"(?:id|item_id|call_id|signature|response_id)": ?"[^"]*"|"(?:created|created_at|completed_at)": ?[0-9.]+`)
+var randomParts = regexp.MustCompile(`"(?:id|item_id|call_id|signature|response_id)": ?"[^"]*"|"(?:created|created_at|completed_at|\w+_time|\w+_ts|\w+_latency|\w+_throughput)": ?[0-9.e+-]+`)
 
 // both sends a request to the engine and through Envoy, each with empty caches, and returns the answers without their random
 // parts and the status of the latter.
@@ -331,6 +438,9 @@ func handedRequest(api string, seed int) (body m, handed bool) {
 			return body, true
 		}
 		return body, false
+	}
+	if api == "/generate" {
+		return m{"text": oddText(seed) + oddText(seed+1000), "sampling_params": m{"temperature": 0, "max_new_tokens": 6}, "return_logprob": one(2)}, false // its streams repeat texts
 	}
 	body = oddRequest(7000 + seed)
 	body["temperature"], body["stream"] = 0, one(3)

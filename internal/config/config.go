@@ -143,7 +143,7 @@ type Model struct {
 	EngineModel    string   `yaml:"engine_model" jsonschema_description:"What vLLM's --model is, a path or a name: part of its hashes of images. Empty: asked of the workers (root in GET /v1/models)."`
 	EAGLE          bool     `yaml:"eagle" jsonschema_description:"vLLM runs with EAGLE, MTP, DFlash or DSpark (--speculative-config), and without disable_eagle_block_drop: it computes the last block of what it has cached again."`
 	CacheBytes     Bytes    `yaml:"cache_bytes" jsonschema_description:"Memory for cached tokenizations of earlier prompts."`
-	HandIDs        *bool    `yaml:"hand_ids" jsonschema_description:"Forward the token ids of chats, completions, messages and responses to workers that were found to answer with them as without (see docs/tokens.md), so that they do not tokenize again. Absent: those of prompts of 256 tokens or more, to vLLM, unless there are prefill pools."`
+	HandIDs        *bool    `yaml:"hand_ids" jsonschema_description:"Forward the token ids of chats, completions, messages and responses to workers that were found to answer with them as without (see docs/tokens.md), so that they do not tokenize again. Absent: those of prompts of 256 tokens or more, unless there are prefill pools."`
 	Check          Check    `yaml:"check" jsonschema_description:"Comparison with the engine's own tokenizer."`
 	SLO            ModelSLO `yaml:"slo" jsonschema_description:"Latency targets of the model's requests. See docs/slo.md."`
 	Disagg         Rule     `yaml:"disagg" jsonschema_description:"Overrides of routing.disagg for this model, whose workers form their own prefill and decode pools."`

@@ -193,14 +193,14 @@ func (m *Model) Differs(worker *Member) bool {
 	return worker != nil && m.agreement.differs(worker.Name)
 }
 
-const worthIDs = 256 // tokens of a prompt, from which on its ids are sent to vLLM by default; see docs/tokens.md
+const worthIDs = 256 // tokens of a prompt, from which on its ids are sent by default; see docs/tokens.md
 
 // TakesIDs reports whether the ids of a prompt of n tokens are sent to the worker (hand_ids). It must have been found to
 // answer with ids as without. Where comparisons are off, hand_ids: true sends those of chats and completions.
 func (m *Model) TakesIDs(worker *Member, api body.API, n int) bool {
 	hand := m.Config.HandIDs
 	switch {
-	case hand == nil && (n < worthIDs || m.Engine != shape.VLLM), hand != nil && !*hand:
+	case hand == nil && n < worthIDs, hand != nil && !*hand:
 		return false
 	case worker == nil || m.Config.Check.Disabled:
 		return hand != nil && (api == body.Chat || api == body.Completions)

@@ -1,8 +1,10 @@
 package fleet
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
+	"io"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -345,5 +347,94 @@ func TestTheEnginesModelIsLearned(t *testing.T) {
 	got, want := Media(prompt().Media), kvindex.Medium{At: 0, Digest: feed.ExtraDigest(0, []byte(prompt().Media[0].Identifier))}
 	if len(got) != 1 || got[0] != want {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// By default the ids of prompts of 256 tokens or more go to a worker of vLLM or SGLang that was found to answer with them as
+// without, and to no other.
+func TestWorkersThatGetIDsByDefault(t *testing.T) {
+	m, err := qwen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		engine         shape.Engine
+		ignores, wrong bool // the field for ids; the tokenizer is another one
+		off            string
+		want           bool
+	}{
+		"vLLM":                              {engine: shape.VLLM, want: true},
+		"SGLang":                            {engine: shape.SGLang, want: true},
+		"an SGLang without the field":       {engine: shape.SGLang, ignores: true},
+		"an SGLang of another tokenizer":    {engine: shape.SGLang, wrong: true},
+		"an SGLang that may not be asked":   {engine: shape.SGLang, off: ", check: {disabled: true}"},
+		"an SGLang, and hand_ids is false":  {engine: shape.SGLang, off: ", hand_ids: false"},
+		"TensorRT-LLM, which takes no ids":  {engine: shape.TRTLLM},
+		"a vLLM of another tokenizer":       {engine: shape.VLLM, wrong: true},
+		"a vLLM that ignores prompt_tokens": {engine: shape.VLLM, ignores: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var asked atomic.Int32
+			engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				raw, err := io.ReadAll(r.Body)
+				if err != nil {
+					t.Error(err)
+				}
+				api := body.Tokenize
+				if strings.HasSuffix(r.URL.Path, "/chat/completions") {
+					api = body.Chat
+				} else if !strings.HasSuffix(r.URL.Path, "/tokenize") {
+					http.NotFound(w, r)
+					return
+				}
+				if asked.Add(1); c.ignores {
+					raw = bytes.ReplaceAll(bytes.ReplaceAll(raw, []byte(`"input_ids"`), []byte(`"x"`)), []byte(`"prompt_token_ids"`), []byte(`"x"`))
+				}
+				req, err := body.Parse(api, raw)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				res, err := m.Prompt(req, c.engine)
+				if err != nil {
+					http.Error(w, err.Error(), http.StatusBadRequest)
+					return
+				}
+				ids := slices.Clone(res.IDs)
+				if c.wrong {
+					ids[0]++
+				}
+				_ = json.NewEncoder(w).Encode(map[string]any{"tokens": ids, "choices": []string{"a"}, "usage": map[string]int{"prompt_tokens": len(ids)}})
+			}))
+			t.Cleanup(engine.Close)
+			cfg, err := config.Parse("test.yaml", []byte(`models: [{name: demo, engine: `+c.engine.String()+`, tokenizer: "builtin:qwen3"`+c.off+"}]\n"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			model := &Model{Config: cfg.Models[0], Tokens: m, Engine: c.engine}
+			f := start(t, cfg, model)
+			w := worker("a", 0)
+			w.Address, w.Worker.Engine = strings.TrimPrefix(engine.URL, "http://"), c.engine.String()
+			f.SetWorkers([]workers.Worker{w})
+			takes := func(n int) bool { return model.TakesIDs(f.View().Member("a"), body.Chat, n) }
+			asks := int32(0) // seven prompts to compare, and three questions whether it takes ids
+			if c.wrong {
+				asks = 1
+			} else if c.ignores || c.want {
+				asks = 10
+			}
+			for deadline := time.Now().Add(20 * time.Second); c.want && !takes(worthIDs) || asked.Load() < asks; time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatalf("got %d questions, ids handed on %v, want %d at least, %v", asked.Load(), takes(worthIDs), asks, c.want)
+				}
+				_ = takes(worthIDs) // makes Kvlane ask
+			}
+			for range 20 {
+				if got, fewer := takes(worthIDs), takes(worthIDs-1); got != c.want || fewer {
+					t.Fatalf("got ids of 256 tokens handed on: %v, want %v; of 255: %v, want none", got, c.want, fewer)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
 	}
 }
