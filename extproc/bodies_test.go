@@ -25,6 +25,7 @@ import (
 	epv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
@@ -226,6 +227,91 @@ func TestMessagesOfOtherServicesAreBounded(t *testing.T) {
 	if _, status := announce(t, b, "grpc.health.v1.Health/Check", maxUnary+1, 1000); status != "8" {
 		t.Errorf("got status %q for a long health check, want 8", status)
 	}
+}
+
+// blocking is an access log service that hands each message over and waits before it asks for the next one.
+type blocking struct {
+	alsv3.UnimplementedAccessLogServiceServer
+
+	got, next chan struct{}
+}
+
+// StreamAccessLogs implements the service.
+func (b blocking) StreamAccessLogs(stream alsv3.AccessLogService_StreamAccessLogsServer) error {
+	for {
+		if _, err := stream.Recv(); err != nil {
+			return nil //nolint:nilerr // the client has left
+		}
+		b.got <- struct{}{}
+		<-b.next
+	}
+}
+
+// Messages of other services are decoded while the bytes of those that are being handled leave room, and short ones always: decoded
+// they take several times their bytes.
+func TestDecodedMessagesAreBounded(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer(GRPCOptions(Options{})...)
+	service := blocking{got: make(chan struct{}), next: make(chan struct{})}
+	alsv3.RegisterAccessLogServiceServer(g, service)
+	go func() { _ = g.Serve(lis) }()
+	defer g.Stop()
+	send := func(size int) {
+		conn, err := grpc.NewClient(lis.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		stream, err := alsv3.NewAccessLogServiceClient(conn).StreamAccessLogs(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			_ = stream.Send(&alsv3.StreamAccessLogsMessage{Identifier: &alsv3.StreamAccessLogsMessage_Identifier{LogName: strings.Repeat("x", size)}})
+		}()
+	}
+	handled := func(wait time.Duration) bool {
+		select {
+		case <-service.got:
+			return true
+		case <-time.After(wait):
+			return false
+		}
+	}
+	send(9 << 20)
+	if !handled(10 * time.Second) {
+		t.Fatal("the first long message: got nothing")
+	}
+	send(9 << 20)
+	if handled(300 * time.Millisecond) {
+		t.Error("a second message of 9 MiB was decoded while the first one was handled, want at most 16 MiB")
+	}
+	send(maxUnary / 2)
+	if !handled(10 * time.Second) {
+		t.Error("a short message waits for a long one")
+	}
+	service.next <- struct{}{} // of one of them
+	service.next <- struct{}{}
+	if !handled(10 * time.Second) {
+		t.Error("the second message: got nothing after the first one was handled")
+	}
+	close(service.next)
+	g.Stop()
+	o := &other{}
+	o.hold(0, true)
+	for end := time.Now().Add(10 * time.Second); !decoded.TryAcquire(maxOther); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("after all streams have ended, something is held")
+		}
+	}
+	o.hold(maxOther, false) // a message that comes while its handler returns
+	if !decoded.TryAcquire(maxOther) {
+		t.Error("a message after the end of its stream is held")
+	}
+	decoded.Release(maxOther)
 }
 
 // A part of a message may be encoded in two bytes, and takes many times as many once it is decoded.

@@ -66,18 +66,10 @@ type Options struct {
 
 // withDefaults replaces zero values by defaults.
 func (o Options) withDefaults() Options {
-	if o.BodyLimit <= 0 {
-		o.BodyLimit = DefaultBodyLimit
-	}
+	o.BodyLimit, o.DrainQuiet = cmp.Or(max(o.BodyLimit, 0), DefaultBodyLimit), cmp.Or(max(o.DrainQuiet, 0), time.Second)
+	o.ExtendAfter, o.LateTickets = cmp.Or(max(o.ExtendAfter, 0), 100*time.Millisecond), cmp.Or(o.LateTickets, DefaultLateTickets)
 	if o.ControlHeaders == nil {
 		o.ControlHeaders = DefaultControlHeaders
-	}
-	if o.ExtendAfter <= 0 {
-		o.ExtendAfter = 100 * time.Millisecond
-	}
-	o.LateTickets = cmp.Or(o.LateTickets, DefaultLateTickets)
-	if o.DrainQuiet <= 0 {
-		o.DrainQuiet = time.Second
 	}
 	if o.OnPanic == nil {
 		o.OnPanic = func(any, []byte) {}

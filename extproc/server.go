@@ -7,6 +7,7 @@ import (
 	"time"
 
 	alsv3 "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
@@ -233,27 +234,65 @@ func read(stream grpc.ServerStream, prefix []byte, most int64, room *bodies, hel
 	return in.Read(int(n))
 }
 
-// others is the room for large messages of services other than ext_proc while they are received, on all ports of the process.
-var others = bodies{maxBytes: 9 * maxOther}
+// others is the room for messages of services other than ext_proc until they are decoded, on all ports of the process. Decoded,
+// they take up to eight times their bytes: decoded bounds the bytes of those above maxUnary from then on until they are handled.
+var (
+	others  = bodies{maxBytes: 9 * maxOther}
+	decoded = semaphore.NewWeighted(maxOther)
+)
 
-// boundOthers is the interceptor that makes these services share it.
-func boundOthers(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	return handler(srv, other{stream})
+// boundOthers is the interceptor that makes these services share them. A call that sends one message needs no long one.
+func boundOthers(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	o := &other{ServerStream: stream, most: maxUnary}
+	if info.IsClientStream {
+		o.most = maxOther
+	}
+	defer o.hold(0, true)
+	return handler(srv, o)
 }
 
-type other struct{ grpc.ServerStream }
+type other struct {
+	grpc.ServerStream
 
-// RecvMsg implements grpc.ServerStream.
-func (o other) RecvMsg(m any) error {
+	most int64
+
+	mu     sync.Mutex
+	weight int64 // in decoded, of the message that is being handled
+	over   bool  // the handler has returned
+}
+
+// hold replaces the weight, over for the last time.
+func (o *other) hold(n int64, over bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	decoded.Release(o.weight)
+	if o.over = o.over || over; o.over {
+		decoded.Release(n)
+		n = 0
+	}
+	o.weight = n
+}
+
+// RecvMsg implements grpc.ServerStream. The message before is handled when it is called, or when the handler returns.
+func (o *other) RecvMsg(m any) error {
+	o.hold(0, false)
 	var prefix [5]byte
-	data, err := read(o.ServerStream, prefix[:], maxOther, &others, new(int64))
+	var held int64
+	data, err := read(o.ServerStream, prefix[:], o.most, &others, &held)
 	if err != nil {
 		return err
 	}
 	defer data.Free()
-	in := m.(proto.Message).ProtoReflect().Descriptor()
-	if data.Len() > maxUnary && parts(data.Materialize(), in, maxParts, maxDepth) > maxParts {
-		return status.Error(codes.ResourceExhausted, "message has too many parts")
+	if n := int64(data.Len()); n > maxUnary {
+		others.replace(&held, n)
+		defer others.replace(&held, 0)
+		if err := decoded.Acquire(o.Context(), n); err != nil {
+			return status.FromContextError(err).Err()
+		}
+		o.hold(n, false)
+		if parts(data.Materialize(), m.(proto.Message).ProtoReflect().Descriptor(), maxParts, maxDepth) > maxParts {
+			return status.Error(codes.ResourceExhausted, "message has too many parts")
+		}
 	}
 	return Codec().Unmarshal(data, m)
 }

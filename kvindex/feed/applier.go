@@ -87,6 +87,7 @@ func (a *applier) do(actions []Action) {
 			}
 		}
 	}
+	clear(actions) // the machine would keep the payload until its next input
 }
 
 // reported are the targets whose state and warnings the sink gets: those that batches have named so far, or else base.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/kvindex"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
 // Clients choose salts, and engines publish them: long ones are not kept, short ones are.
@@ -64,6 +65,60 @@ func TestBuffersOfAHugePayloadAreNotKept(t *testing.T) {
 	decode(1)
 	if n := max(cap(d.batch.Events), cap(d.hashes)); n > maxKept {
 		t.Errorf("got room for %d events after a huge payload, want at most %d", n, maxKept)
+	}
+}
+
+// Once a batch is applied, nothing of it is kept until the next one: each rank would keep up to eight times its bytes.
+func TestNothingOfABatchIsKept(t *testing.T) {
+	x, err := kvindex.New(kvindex.Config{BlockSize: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slot, err := x.Add(kvindex.Target{Worker: "w", Rank: kvindex.NoRank}, "m", 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pushed := func(b *kvlanev1.Batch) []byte {
+		payload, err := pushPayload(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return payload
+	}
+	removal := append([]byte{0x92, 0xac}, "BlockRemoved\x91\x01"...)
+	const n = 1 << 18
+	raw := append([]byte{0x92, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0xdd, 0, n >> 16, 0, 0}, bytes.Repeat(removal, n)...)
+	events := &kvlanev1.Events{Events: []*kvlanev1.Event{{Change: &kvlanev1.Event_Removed{Removed: &kvlanev1.Removed{Hashes: make([]uint64, 4*n)}}}}}
+	for name, c := range map[string]struct {
+		dec     batchDecoder
+		payload func() []byte
+	}{
+		"ZMQ":           {NewDecoder(VLLM, 0), func() []byte { return bytes.Clone(raw) }},
+		"pushed":        {&pushDecoder{Decoder: NewDecoder(VLLM, 0)}, func() []byte { return pushed(&kvlanev1.Batch{Content: &kvlanev1.Batch_Raw{Raw: raw}}) }},
+		"pushed events": {&pushDecoder{Decoder: NewDecoder(VLLM, 0)}, func() []byte { return pushed(&kvlanev1.Batch{Content: &kvlanev1.Batch_Events{Events: events}}) }},
+	} {
+		sink := &intoIndex{x: x, slot: slot}
+		a := &applier{mu: newGuard(sink), src: &Source{Worker: "w", Rank: kvindex.NoRank}, dec: c.dec, sink: sink, machine: NewMachine(MachineConfig{}), counters: newCounters()}
+		a.do(a.machine.Up())
+		live := func(f func()) int64 {
+			var before, after runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			f()
+			runtime.GC()
+			runtime.ReadMemStats(&after)
+			return int64(after.HeapAlloc) - int64(before.HeapAlloc)
+		}
+		kept := live(func() {
+			payload := c.payload()
+			a.mu.Lock()
+			a.do(a.machine.Live(0, payload))
+			a.mu.Unlock()
+		})
+		if got := a.machine.Counts().Applied; got != 1 || kept > 3<<20 {
+			t.Errorf("%s: %d batches applied, %d bytes kept, want one and the usual buffers", name, got, kept)
+		}
+		runtime.KeepAlive(a)
 	}
 }
 

@@ -155,8 +155,12 @@ const maxKept = 1 << 17
 // ends with the event that brings it to maxPart. An event with more hashes or tokens than these bounds is malformed.
 const maxWhole, maxPart, maxHashes, maxTokens = 128 << 10, maxKept / 16, 8 * maxKept, 64 * maxKept
 
-// trim gives up buffers that are larger than usual payloads need.
+// trim gives up the payload, what events refer to, and buffers that are larger than usual payloads need.
 func (d *Decoder) trim() {
+	clear(d.batch.Events)
+	if d.left == 0 {
+		d.rest = msgpack.Reader{}
+	}
 	if max(cap(d.batch.Events), cap(d.hashes), cap(d.tokens), cap(d.extra), cap(d.media)) > maxKept {
 		d.batch.Events, d.hashes, d.tokens, d.extra, d.media = nil, nil, nil, nil, nil
 	}

@@ -177,7 +177,8 @@ func (s *PushServer) Push(stream kvlanev1.KVEvents_PushServer) error {
 		}
 	}()
 	received := make(chan error, 1)
-	go func() { received <- p.receive(stream, mine) }()
+	var handling sync.Mutex
+	go func() { received <- p.receive(ctx, stream, mine, &handling) }()
 	select {
 	case err = <-received:
 	case <-ctx.Done():
@@ -185,6 +186,8 @@ func (s *PushServer) Push(stream kvlanev1.KVEvents_PushServer) error {
 	}
 	stop()
 	<-sent
+	handling.Lock() // the stream's end is that of its memory, too
+	defer handling.Unlock()
 	return err
 }
 
@@ -261,19 +264,20 @@ func (p *publisher) end(stream uint64) {
 	}
 }
 
-// receive passes a stream's batches to the machine.
-func (p *publisher) receive(stream kvlanev1.KVEvents_PushServer, mine uint64) error {
+// receive passes a stream's batches to the machine, which is when it holds handling.
+func (p *publisher) receive(ctx context.Context, stream kvlanev1.KVEvents_PushServer, mine uint64, handling *sync.Mutex) error {
 	for n := 1; ; n++ {
 		msg, err := stream.Recv()
 		release := func() {}
+		handling.Lock()
 		if err == nil && proto.Size(msg) > LargeBatch {
-			release, err = acquire(stream.Context(), p.a.src.Large)
+			release, err = acquire(ctx, p.a.src.Large)
 		}
 		if err == nil {
 			err = p.message(msg, mine, n%ackEvery == 0)
 			release()
 		}
-		if errors.Is(err, io.EOF) {
+		if handling.Unlock(); errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
@@ -292,7 +296,7 @@ func (p *publisher) message(msg *kvlanev1.PushRequest, mine uint64, ack bool) er
 	switch m := msg.GetMessage().(type) {
 	case *kvlanev1.PushRequest_Batch:
 		payload, err := pushPayload(m.Batch)
-		if err != nil {
+		if m.Batch.Content = nil; err != nil { // it is not needed while the payload is decoded
 			return err
 		}
 		if id := m.Batch.GetReplayId(); id != 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
 	"testing"
 	"time"
 
@@ -101,7 +102,7 @@ func TestLargePushedBatchesTakeTurns(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		stream := handed{ctx: ctx, left: make(chan *kvlanev1.PushRequest)}
 		done := make(chan error, 1)
-		go func() { done <- p.receive(stream, mine) }()
+		go func() { done <- p.receive(ctx, stream, mine, &sync.Mutex{}) }()
 		for seq, hashes := range []int{1, LargeBatch/8 + 1} {
 			events := &kvlanev1.Events{Events: []*kvlanev1.Event{{Change: &kvlanev1.Event_Removed{Removed: &kvlanev1.Removed{Hashes: make([]uint64, hashes)}}}}}
 			stream.left <- &kvlanev1.PushRequest{Message: &kvlanev1.PushRequest_Batch{Batch: &kvlanev1.Batch{Seq: uint64(seq), Content: &kvlanev1.Batch_Events{Events: events}}}}
