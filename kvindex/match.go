@@ -132,8 +132,8 @@ func (x *Index) step(hashes []Hash) (segment, int) {
 }
 
 // walk collects holders along a path. As long as all segments have only device runs (flat), only
-// Blocks[Device] is maintained. After that, and until finish, Blocks and Speculative are the
-// lengths of the prefix on all tiers up to each.
+// Blocks[Device] is maintained. After that, and until finish, each element of Blocks is the length of
+// the prefix that is held on its tier or a faster one, and Speculative that with credited blocks.
 type walk struct {
 	out    []Match
 	active int // holders that have all blocks so far, on some tier

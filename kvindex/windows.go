@@ -449,7 +449,8 @@ func lcm(a, b int) int {
 	return a / x * b
 }
 
-// tailMark is the start and end of a claim for a tail, which has its block's hash in segment and generation.
+// tailMark is the start and the end of a claim that is for a tail; the claim's segment and generation then hold the hash of the
+// tail's block.
 const tailMark = 1<<16 - 1
 
 // claimTail credits a slot with the windows at the end of a prompt: its engine keeps those in any case.

@@ -85,9 +85,9 @@ const (
 )
 
 // Queue is a bounded wait queue. It orders waiters; the caller holds the streams. Greater priority goes first. Within a
-// priority the tenant goes first that was served the fewest tokens by its weight (a virtual token counter: a tenant
-// that comes back starts where the others are). Within a tenant it is least Cost first, with ageing. The zero value
-// refuses all. It is not safe for concurrent use.
+// priority, the tenant goes first that was served the fewest tokens, divided by its weight (a virtual token counter: a
+// tenant that returns starts at the counter of the others). Within a tenant it is least Cost first, with ageing. The
+// zero value refuses all. It is not safe for concurrent use.
 type Queue struct {
 	Bounds
 	// Bands are bounds of single priorities, below those of the queue.

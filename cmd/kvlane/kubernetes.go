@@ -159,7 +159,7 @@ type poolFlags struct {
 	ignored         []string // flags without effect that were given, each with the reason
 }
 
-// ignoredFlags are flags of GAIE's and llm-d's endpoint pickers that change nothing here, by reason: with a value, and switches.
+// ignoredFlags are flags of GAIE's and llm-d's endpoint pickers without effect here, by reason. Those in valued take a value.
 var ignoredFlags = []struct{ why, valued, switches string }{
 	{"logs are JSON, with times in RFC 3339 and without stack traces", "zap-encoder zap-time-encoding zap-stacktrace-level", ""},
 	{"log.level sets it", "zap-log-level v", "zap-devel"},

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestFilePagesAreDropped: fewer pages of files are resident, and a page of a file that was changed before it became read-only,
-// as relocation does, keeps the change.
+// TestFilePagesAreDropped: afterwards fewer pages of mapped files are resident. A page that was written to before its mapping
+// became read-only, as the relocations of a program are, keeps what was written.
 func TestFilePagesAreDropped(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux lists the mappings")

@@ -323,8 +323,8 @@ func programmed(t *testing.T, c *cluster, patch string) {
 	})
 }
 
-// phases looks at Kvlane's own account: each answer's first piece was seen, and
-// at the end nothing is booked.
+// phases checks Kvlane's own records: it has seen the first piece of each answer, and no
+// booking is left at the end.
 func phases(t *testing.T, c *cluster, chat string) {
 	// With several replicas the observing stream may come to another one than the
 	// request did, which then does not know it.

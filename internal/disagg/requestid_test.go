@@ -48,8 +48,8 @@ func TestRequestIDsWithAddresses(t *testing.T) {
 	}
 }
 
-// Both legs of a request have one id where the engines match them, or read addresses, by it. vLLM's /v1/responses reads its id
-// from the body alone. The client's id does not choose it: another request may have the same.
+// Both legs of a request have the same id where engines match the legs by it or read addresses from it. vLLM's /v1/responses
+// reads the id from the body alone. It is not the client's id, because another request may have that, too.
 func TestTheIDOfBothLegs(t *testing.T) {
 	side := Side{Worker: "w", Settings: wholeSettings()}
 	for _, connector := range []string{"p2p-nccl", "nixl-push"} {

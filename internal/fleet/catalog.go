@@ -100,7 +100,7 @@ func (f *Fleet) Known(v *View, name string) bool {
 	return f.catalog.names[name]
 }
 
-// OpenToAll reports whether requests for any model may be placed: no worker declares its models, or one does not.
+// OpenToAll reports whether requests for any model may be placed: some worker does not declare its models, or none does.
 func (v *View) OpenToAll() bool { return v.open || len(v.names) == 0 }
 
 // Split reports whether no model is served by all workers.
