@@ -198,6 +198,7 @@ func (c *Conn) Recv(deadline time.Time) (Message, error) {
 func (c *Conn) consume() {
 	if len(c.frames) > 0 {
 		c.r = c.p
+		clear(c.frames) // they would keep a buffer that is replaced
 		c.spans, c.frames, c.size = c.spans[:0], c.frames[:0], 0
 	}
 	if c.r == c.w {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -321,6 +322,34 @@ func TestBufferShrinksWhenQuiet(t *testing.T) {
 	if len(c.buf) != c.opt.MinBuffer {
 		t.Fatalf("buffer has %d bytes after silence", len(c.buf))
 	}
+}
+
+// A large message is not kept while the next one is waited for.
+func TestALargeMessageIsNotKept(t *testing.T) {
+	done, large := make(chan struct{}), encode([][]byte{{}, make([]byte, 8), make([]byte, 32<<20)})
+	c := peerConn(t, 0, "PUB", Options{}, func(nc net.Conn) {
+		_, _ = nc.Write(large)
+		<-done
+	})
+	defer close(done)
+	live := func() int64 {
+		var now runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&now)
+		return int64(now.HeapAlloc)
+	}
+	before := live()
+	if m, err := c.Recv(time.Time{}); err != nil || len(m.Frames) != 3 || live()-before < 32<<20 {
+		t.Fatalf("got %d frames, %v, want 3 with 32 MiB", len(m.Frames), err)
+	}
+	if _, err := c.Recv(time.Now().Add(10 * time.Millisecond)); err == nil {
+		t.Fatal("got a message, want none")
+	}
+	if kept := live() - before; kept > 1<<20 {
+		t.Errorf("got %d bytes kept, want at most a buffer of 256 KiB", kept)
+	}
+	runtime.KeepAlive(c)
+	runtime.KeepAlive(large)
 }
 
 // go-zeromq is the peer, over tcp and ipc, with both directions of connecting.
