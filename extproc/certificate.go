@@ -116,6 +116,8 @@ type watched[T any] struct {
 	version [2]fileVersion
 }
 
+const maxPEM = 4 << 20
+
 type fileVersion struct {
 	modified time.Time
 	size     int64
@@ -126,6 +128,9 @@ func (w *watched[T]) versions() (v [2]fileVersion, err error) {
 		st, err := os.Stat(name)
 		if err != nil {
 			return v, fmt.Errorf("look at certificate: %w", err)
+		}
+		if !st.Mode().IsRegular() || st.Size() > maxPEM { // a FIFO would be waited for
+			return v, fmt.Errorf("look at certificate: %s is not a regular file of at most %d bytes", name, maxPEM)
 		}
 		v[i] = fileVersion{st.ModTime(), st.Size()}
 	}

@@ -1,16 +1,20 @@
 package extproc
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -157,6 +161,37 @@ func TestCertificateReload(t *testing.T) {
 	if string(current()) != string(second) {
 		t.Fatal("got the old certificate, want the new one")
 	}
+	long := append(bytes.Repeat([]byte{'\n'}, maxPEM), readAll(t, key)...) // parsed, it is the same key
+	for name, replace := range map[string]func() error{
+		"FIFO": func() error { return syscall.Mkfifo(key, 0o600) }, "folder": func() error { return os.Mkdir(key, 0o700) },
+		"device": func() error { return os.Symlink("/dev/zero", key) }, "long file": func() error { return os.WriteFile(key, long, 0o600) },
+	} {
+		if err := errors.Join(os.Remove(key), replace()); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan string, 1)
+		go func() { done <- string(current()) }()
+		select {
+		case got := <-done:
+			if got != string(second) {
+				t.Errorf("a %s for a key: got another certificate, want the old one", name)
+			}
+			if _, err := TLSConfig(crt, key); err == nil || !strings.Contains(err.Error(), "not a regular file of at most") {
+				t.Errorf("a %s for a key: got %v, want an error", name, err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Fatalf("a %s for a key: a handshake waits for it", name)
+		}
+	}
+}
+
+func readAll(t *testing.T, file string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
 }
 
 func TestUnixSocketIsTakenOver(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +15,8 @@ import (
 	"golang.org/x/net/netutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
+
+	"github.com/kvlane/kvlane/internal/config"
 )
 
 const (
@@ -155,7 +156,7 @@ func local(r *http.Request) bool {
 // guarded serves h to clients that have the token in a file; without a file, to clients on this machine.
 func guarded(tokenFile string, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		text, err := os.ReadFile(tokenFile)
+		text, err := config.ReadFile(tokenFile)
 		want := strings.TrimSpace(string(text))
 		got, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 		switch {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -155,7 +154,7 @@ func loadModel(m config.Model, files fs.FS) (*shape.Model, error) {
 		o.Names = append([]string{m.Name}, m.Aliases...)
 	}
 	if m.ChatTemplate != "" {
-		text, err := os.ReadFile(m.ChatTemplate)
+		text, err := config.ReadFile(m.ChatTemplate)
 		if err != nil {
 			return nil, &templateError{m.ChatTemplate, err}
 		}

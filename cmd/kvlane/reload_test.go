@@ -121,19 +121,21 @@ func TestCheckSendsNoToken(t *testing.T) {
 	}
 }
 
-// A configuration on a disk that hangs cannot be read; Kvlane ends nevertheless when it is told to.
-func TestServeEndsWhileItsFileHangs(t *testing.T) {
-	var writer *os.File
-	t.Cleanup(func() { _ = writer.Close() }) // after serve has ended
+// A FIFO in the place of the configuration stops nothing: it is refused, and the file that comes after it is taken.
+func TestServeDoesNotWaitForAFIFO(t *testing.T) {
 	s := served(t, "")
-	pipe := s.file + ".pipe"
-	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.Rename(pipe, s.file)); err != nil {
+	if err := errors.Join(os.Remove(s.file), syscall.Mkfifo(s.file, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "http://"+s.admin+"/healthz", func(int, string) (reads bool) {
-		var err error
-		writer, err = os.OpenFile(s.file, os.O_WRONLY|syscall.O_NONBLOCK, 0) // fails until serve waits for a writer
-		return err == nil
+	for !strings.Contains(s.log.String(), s.file+" is not a regular file") {
+		time.Sleep(time.Millisecond)
+	}
+	if err := os.Remove(s.file); err != nil {
+		t.Fatal(err)
+	}
+	s.write("log: {level: warn}\n")
+	until(t, "http://"+s.admin+"/metrics", func(_ int, body string) bool {
+		return strings.Contains(body, "\nkvlane_config_reloads_total{result=\"taken\"} 1\n")
 	})
 }
 

@@ -434,10 +434,9 @@ func (s *service) warnings() (list []observe.Warning) {
 	for _, why := range s.config.Load().Listen.Outdated() {
 		list = append(list, observe.Warning{Reason: "certificate", Text: why})
 	}
-	if file := s.config.Load().Admin.TokenFile; file != "" {
-		if _, err := os.ReadFile(file); err != nil {
-			list = append(list, observe.Warning{Reason: "no_token", Text: "requests that need the token of admin.token_file are refused: " + err.Error()})
-		}
+	token := s.config.Load().Admin.TokenFile
+	if _, err := config.ReadFile(token); token != "" && err != nil {
+		list = append(list, observe.Warning{Reason: "no_token", Text: "requests that need the token of admin.token_file are refused: " + err.Error()})
 	}
 	for _, why := range s.registry.Stuck() {
 		list = append(list, observe.Warning{Reason: "workers_unknown", Text: observe.ClipTo(why, observe.MaxText)})

@@ -10,13 +10,13 @@ import (
 	stdio "io"
 	"maps"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observe"
 )
 
@@ -45,7 +45,7 @@ func (c adminClient) get(ctx context.Context, path, accept string) (stdio.ReadCl
 	}
 	req.Header.Set("Accept", accept)
 	if *c.tokenFile != "" {
-		token, err := os.ReadFile(*c.tokenFile)
+		token, err := config.ReadFile(*c.tokenFile)
 		if err != nil {
 			return nil, err
 		}

@@ -62,18 +62,16 @@ func (c *Config) validateFiles(live bool, bad, missing, note report) {
 		}
 	}
 	if l := &c.Listen; l.CertFile != "" {
-		certificate, certErr := os.ReadFile(l.CertFile)
+		certificate, certErr := ReadFile(l.CertFile)
 		look("listen.cert_file", l.CertFile, certErr)
-		key, keyErr := os.ReadFile(l.KeyFile)
+		key, keyErr := ReadFile(l.KeyFile)
 		look("listen.key_file", l.KeyFile, keyErr)
 		if certErr == nil && keyErr == nil {
 			pair, err := tls.X509KeyPair(certificate, key)
 			switch {
-			case err == nil:
-				if why := outOfDate(pair.Leaf, time.Now()); why != "" {
-					note("listen.cert_file", "%s %s: an Envoy that verifies it goes on without Kvlane", l.CertFile, why)
-				}
-			case strings.HasSuffix(err.Error(), "does not match public key"):
+			case err == nil && outOfDate(pair.Leaf, time.Now()) != "":
+				note("listen.cert_file", "%s %s: an Envoy that verifies it goes on without Kvlane", l.CertFile, outOfDate(pair.Leaf, time.Now()))
+			case err != nil && strings.HasSuffix(err.Error(), "does not match public key"):
 				bad("listen.key_file", "%s is not the key of the certificate %s", l.KeyFile, l.CertFile)
 			default:
 				look("listen.cert_file", l.CertFile, err)
@@ -82,26 +80,17 @@ func (c *Config) validateFiles(live bool, bad, missing, note report) {
 	}
 	pods := cmp.Or(c.Workers.Kubernetes, &Kubernetes{})
 	for path, file := range map[string]string{"admin.token_file": c.Admin.TokenFile, "workers.kubernetes.kubeconfig": pods.Kubeconfig} {
-		if _, err := os.ReadFile(file); file != "" && err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if _, err := ReadFile(file); file != "" && err != nil && !errors.Is(err, fs.ErrNotExist) {
 			bad(path, "%v: name a file that can be read", err)
 		} else if file != "" {
 			look(path, file, err)
 		}
 	}
-	for _, ca := range []struct{ path, file string }{{"index.peers.ca_file", c.Index.Peers.CAFile}, {"listen.client_ca_file", c.Listen.ClientCA}} {
-		if ca.file != "" {
-			look(ca.path, ca.file, authority(ca.file))
+	for path, file := range map[string]string{"index.peers.ca_file": c.Index.Peers.CAFile, "listen.client_ca_file": c.Listen.ClientCA} {
+		if _, err := Authorities(file); file != "" {
+			look(path, file, err)
 		}
 	}
-}
-
-// authority is why a file is not one of certificate authorities.
-func authority(file string) error {
-	text, err := os.ReadFile(file)
-	if err == nil && !x509.NewCertPool().AppendCertsFromPEM(text) {
-		err = errors.New("holds no certificate")
-	}
-	return err
 }
 
 // outOfDate is why a certificate is not valid now, "" if it is.
@@ -119,13 +108,13 @@ func outOfDate(c *x509.Certificate, now time.Time) string {
 func (l *Listen) Outdated() (list []string) {
 	const kept = "is replaced by what cannot be loaded, the last good one is used"
 	if l.CertFile != "" {
-		if pair, err := tls.LoadX509KeyPair(l.CertFile, l.KeyFile); err != nil {
+		if pair, err := KeyPair(l.CertFile, l.KeyFile); err != nil {
 			list = append(list, fmt.Sprintf("listen.cert_file with its key %s: %v", kept, err))
 		} else if why := outOfDate(pair.Leaf, time.Now()); why != "" {
 			list = append(list, fmt.Sprintf("listen.cert_file %s: an Envoy that verifies it goes on without Kvlane", why))
 		}
 	}
-	if err := authority(l.ClientCA); l.ClientCA != "" && err != nil {
+	if _, err := Authorities(l.ClientCA); l.ClientCA != "" && err != nil {
 		list = append(list, fmt.Sprintf("listen.client_ca_file %s: %v", kept, err))
 	}
 	return list

@@ -87,7 +87,7 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 		"certificates":                 {plain + "listen: {cert_file: " + cert + ", key_file: " + key + "}\nindex: {peers: {ca_file: " + cert + "}}\n", "", ""},
 		"no such certificate":          {plain + "listen: {cert_file: /none.crt, key_file: " + key + "}\n", "", "listen.cert_file: there is no file /none.crt here: Kvlane needs it where it runs"},
 		"no such token":                {plain + "admin: {token_file: /none}\n", "", "admin.token_file: there is no file /none here"},
-		"a folder as the token":        {plain + "admin: {token_file: " + dir + "}\n", "admin.token_file: read " + dir + ": is a directory: name a file that can be read", ""},
+		"a folder as the token":        {plain + "admin: {token_file: " + dir + "}\n", "admin.token_file: " + dir + " is not a regular file: name a file that can be read", ""},
 		"a kubeconfig at home":         {"workers: {kubernetes: {pools: [p], kubeconfig: \"~/.kube/config\"}}\n", "", "workers.kubernetes.kubeconfig: there is no file ~/.kube/config here"},
 		"a kubeconfig":                 {"workers: {kubernetes: {pools: [p], kubeconfig: " + cert + "}}\n", "", ""},
 		"events at the HTTP port":      {fmt.Sprintf(worker, `, events: {endpoint: "tcp://10.0.0.1:8000"}`), "", `workers.static[0].events.endpoint: "tcp://10.0.0.1:8000" is the engine's HTTP port: name that of its KV events, such as 5557`},
@@ -100,7 +100,7 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 		"no events over HTTP":          {fmt.Sprintf(worker, ", events: {endpoint: \"http://10.0.0.1:5557\"}"), "", "events.endpoint: \"http://10.0.0.1:5557\" is polled as TensorRT-LLM's events are, and the engine is vllm: write tcp://"},
 		"events over HTTP":             {fmt.Sprintf(worker, ", engine: trtllm, events: {endpoint: \"http://10.0.0.1:5557\"}"), "", ""},
 		"no such CA":                   {plain + "index: {peers: {ca_file: /none.pem}}\n", "", "index.peers.ca_file: there is no file /none.pem here"},
-		"a CA file without any":        {plain + "index: {peers: {ca_file: " + key + "}}\n", "index.peers.ca_file: " + key + ": holds no certificate: name a file in PEM format", ""},
+		"a CA file without any":        {plain + "index: {peers: {ca_file: " + key + "}}\n", "index.peers.ca_file: " + key + ": no certificate in " + key + ": name a file in PEM format", ""},
 		"a model without a tokenizer":  {plain + "models: [{name: m}]\n", "", ":2:11: models[0]: has no tokenizer: \"m\" is routed by load"},
 		"one that an engine renders":   {plain + "models: [{name: m, check: {renderer: \"http://h:1\"}}]\n", "", ""},
 		"the default, without folders": {plain, "", ""},
@@ -296,7 +296,7 @@ func TestReplacedCertificatesAreSaid(t *testing.T) {
 		{Listen{CertFile: old, KeyFile: oldKey}, []string{"listen.cert_file expired on "}},
 		{Listen{CertFile: good, KeyFile: oldKey}, []string{"does not match public key"}},
 		{Listen{CertFile: garbage, KeyFile: key}, []string{"listen.cert_file with its key is replaced by what cannot be loaded, the last good one is used: "}},
-		{Listen{CertFile: t.TempDir(), KeyFile: key, ClientCA: garbage}, []string{"is a directory", "listen.client_ca_file is replaced by what cannot be loaded, the last good one is used: holds no certificate"}},
+		{Listen{CertFile: t.TempDir(), KeyFile: key, ClientCA: garbage}, []string{"is not a regular file", "listen.client_ca_file is replaced by what cannot be loaded, the last good one is used: no certificate in"}},
 		{Listen{CertFile: good + ".gone", KeyFile: key, ClientCA: good + ".gone"}, []string{"no such file", "no such file"}},
 	} {
 		got := c.listen.Outdated()

@@ -2,6 +2,10 @@ package config
 
 import (
 	"bytes"
+	"cmp"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
 	"io"
 	"os"
 )
@@ -9,14 +13,36 @@ import (
 // maxFile bounds a configuration and a workers file in bytes: the parser takes seconds for a MiB.
 const maxFile = 4 << 20
 
-// ReadFile is os.ReadFile for a file that this package parses. Of a longer one it returns enough for it to be refused.
+// ReadFile is os.ReadFile for settings, secrets and certificates. Only a regular file is opened, as a FIFO would be waited for.
+// Of one longer than maxFile it returns enough for it to be refused.
 func ReadFile(file string) ([]byte, error) {
+	if st, err := os.Stat(file); err == nil && !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", file)
+	}
 	in, err := os.Open(file)
 	if err != nil {
 		return nil, err
 	}
 	defer in.Close()
 	return io.ReadAll(io.LimitReader(in, maxFile+1))
+}
+
+// KeyPair is tls.LoadX509KeyPair with ReadFile.
+func KeyPair(certFile, keyFile string) (tls.Certificate, error) {
+	certificate, certErr := ReadFile(certFile)
+	key, keyErr := ReadFile(keyFile)
+	pair, err := tls.X509KeyPair(certificate, key)
+	return pair, cmp.Or(certErr, keyErr, err)
+}
+
+// Authorities reads the certificates of a PEM file.
+func Authorities(file string) (*x509.CertPool, error) {
+	text, err := ReadFile(file)
+	pool := x509.NewCertPool()
+	if err == nil && !pool.AppendCertsFromPEM(text) {
+		err = fmt.Errorf("no certificate in %s", file)
+	}
+	return pool, err
 }
 
 // FileWatch notices that a file has changed. A content counts once it was read twice in a

@@ -1,11 +1,14 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // A file that disappears is reported once, each time; its content counts again when it is back.
@@ -58,5 +61,46 @@ func TestLongFilesAreRefused(t *testing.T) {
 		if read, _, err := WatchFile(file, nil).Changed(); err != nil || len(read) > maxFile+1 {
 			t.Errorf("%d bytes: watched %d, %v, want at most %d", size, len(read), err, maxFile+1)
 		}
+	}
+}
+
+// What is not a regular file is refused immediately, whatever it is to hold: a FIFO would be waited for, a device has no end.
+func TestOnlyRegularFilesAreRead(t *testing.T) {
+	dir := t.TempDir()
+	good, key := certificate(t, dir, time.Hour)
+	fifo, loop := filepath.Join(dir, "fifo"), filepath.Join(dir, "loop")
+	if err := errors.Join(syscall.Mkfifo(fifo, 0o600), os.Symlink(loop, loop)); err != nil {
+		t.Fatal(err)
+	}
+	reads := map[string]func(file string) error{
+		"configuration": func(file string) error { _, _, err := Load(file); return err },
+		"watched":       func(file string) error { _, _, err := WatchFile(file, nil).Changed(); return err },
+		"secret":        func(file string) error { _, err := (&FleetEmbed{SecretFile: file}).Secret(); return err },
+		"certificate":   func(file string) error { _, err := KeyPair(file, key); return err },
+		"key":           func(file string) error { _, err := KeyPair(good, file); return err },
+		"authorities":   func(file string) error { _, err := Authorities(file); return err },
+		"replaced": func(file string) error {
+			return errors.New(strings.Join((&Listen{CertFile: file, KeyFile: file, ClientCA: file}).Outdated(), ""))
+		},
+	}
+	for file, want := range map[string]string{fifo: "not a regular file", dir: "not a regular file", "/dev/zero": "not a regular file", loop: "too many levels"} {
+		for name, read := range reads {
+			done := make(chan error, 1)
+			go func() { done <- read(file) }()
+			select {
+			case err := <-done:
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%s %s: got %v, want %q", name, file, err, want)
+				}
+			case <-time.After(5 * time.Second):
+				t.Fatalf("%s %s: still read after 5 s", name, file)
+			}
+		}
+	}
+	if _, err := KeyPair(good, key); err != nil {
+		t.Errorf("a good pair: %v", err)
+	}
+	if _, err := Authorities(good); err != nil {
+		t.Errorf("a good CA: %v", err)
 	}
 }

@@ -40,7 +40,7 @@ var rooms = []struct {
 	{"decide", 3163, 1700, []string{"internal/decide"}},
 	{"replicas", 2564, 2200, []string{"internal/replicas"}},
 	{"lab", 11632, 11700, []string{"internal/lab"}},
-	{"rim", 9182, 6000, []string{
+	{"rim", 9190, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

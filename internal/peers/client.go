@@ -4,13 +4,11 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
-	"os"
 	"strings"
 	"time"
 
@@ -106,17 +104,13 @@ func credential(w *Want) (func(host string) credentials.TransportCredentials, er
 	if p.CAFile == "" {
 		return func(string) credentials.TransportCredentials { return insecure.NewCredentials() }, nil
 	}
-	pem, err := os.ReadFile(p.CAFile)
+	pool, err := config.Authorities(p.CAFile)
 	if err != nil {
 		return nil, fmt.Errorf("index.peers.ca_file: %w", err)
 	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("index.peers.ca_file: no certificate in %s", p.CAFile)
-	}
 	var own []tls.Certificate
 	if w.CertFile != "" {
-		cert, err := tls.LoadX509KeyPair(w.CertFile, w.KeyFile)
+		cert, err := config.KeyPair(w.CertFile, w.KeyFile)
 		if err != nil {
 			return nil, fmt.Errorf("listen.cert_file: %w", err)
 		}

@@ -1,6 +1,7 @@
 package replicas
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -360,6 +361,69 @@ func TestRoutesWithTLSAndNewCertificates(t *testing.T) {
 	again.Close()
 	m[0].Close()
 	m[2].Close()
+}
+
+// While files of a certificate cannot be loaded, or are not what they should be, handshakes use the last good ones.
+func TestTheLastGoodCertificateIsUsed(t *testing.T) {
+	dir := t.TempDir()
+	files := config.FleetTLS{CertFile: filepath.Join(dir, "crt"), KeyFile: filepath.Join(dir, "key"), CAFile: filepath.Join(dir, "ca")}
+	if _, err := routeTLS(files); err == nil {
+		t.Fatal("got no error for missing files, want one")
+	}
+	ca, caKey := newCA(t, files.CAFile)
+	issue(t, ca, caKey, files)
+	c, err := routeTLS(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	handshake := func() (*tls.Certificate, error) {
+		own, err := c.GetCertificate(nil)
+		if err == nil {
+			var leaf *x509.Certificate
+			if leaf, err = x509.ParseCertificate(own.Certificate[0]); err == nil {
+				err = c.VerifyConnection(tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}})
+			}
+		}
+		return own, err
+	}
+	want, err := handshake()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{files.CertFile, files.KeyFile, files.CAFile} {
+		for name, replace := range map[string]func() error{
+			"garbage": func() error { return os.WriteFile(file, []byte("half"), 0o600) }, "FIFO": func() error { return syscall.Mkfifo(file, 0o600) },
+		} {
+			if err := errors.Join(os.Remove(file), replace()); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error, 1)
+			go func() {
+				got, err := handshake()
+				if err == nil && !bytes.Equal(got.Certificate[0], want.Certificate[0]) {
+					err = errors.New("another certificate")
+				}
+				done <- err
+			}()
+			select {
+			case err := <-done:
+				if err != nil {
+					t.Errorf("%s for %s: got %v, want the last good one", name, file, err)
+				}
+			case <-time.After(5 * time.Second):
+				t.Fatalf("%s for %s: a handshake waits for it", name, file)
+			}
+		}
+	}
+	if err := errors.Join(os.Remove(files.CertFile), os.Remove(files.KeyFile), os.Remove(files.CAFile)); err != nil {
+		t.Fatal(err)
+	}
+	ca, caKey = newCA(t, files.CAFile)
+	issue(t, ca, caKey, files)
+	got, err := handshake()
+	if err != nil || bytes.Equal(got.Certificate[0], want.Certificate[0]) {
+		t.Errorf("after a new pair: got the old certificate, or %v", err)
+	}
 }
 
 func startNATS(t testing.TB, port int) *server.Server {

@@ -6,20 +6,17 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"os"
+	"sync/atomic"
 
 	"github.com/kvlane/kvlane/internal/config"
 )
 
-// routeTLS returns the mutual TLS of routes. Files are read at every handshake, so that they may be replaced.
-// Certificates are verified by the CA alone: replicas reach each other by addresses that no certificate names.
+// routeTLS returns the mutual TLS of routes. Files are read at every handshake, so that they may be replaced; the last good ones
+// are used while one cannot be. Certificates are verified by the CA alone: replicas reach each other by addresses that no
+// certificate names.
 func routeTLS(files config.FleetTLS) (*tls.Config, error) {
-	load := func() (*tls.Certificate, error) {
-		c, err := tls.LoadX509KeyPair(files.CertFile, files.KeyFile)
-		return &c, err
-	}
-	_, err := load()
-	_, unread := authorities(files.CAFile)
+	own, err := kept(func() (tls.Certificate, error) { return config.KeyPair(files.CertFile, files.KeyFile) })
+	roots, unread := kept(func() (*x509.CertPool, error) { return config.Authorities(files.CAFile) })
 	if err = cmp.Or(err, unread); err != nil {
 		return nil, fmt.Errorf("fleet.embedded.tls: %w", err)
 	}
@@ -27,36 +24,36 @@ func routeTLS(files config.FleetTLS) (*tls.Config, error) {
 		MinVersion:           tls.VersionTLS13,
 		ClientAuth:           tls.RequireAnyClientCert,
 		InsecureSkipVerify:   true, //nolint:gosec // VerifyConnection verifies both ends, without names
-		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return load() },
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() },
-		VerifyConnection:     func(s tls.ConnectionState) error { return verify(files.CAFile, s.PeerCertificates) },
+		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return own(), nil },
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own(), nil },
+		VerifyConnection:     func(s tls.ConnectionState) error { return verify(*roots(), s.PeerCertificates) },
 	}, nil
 }
 
-func authorities(file string) (*x509.CertPool, error) {
-	pem, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
+// kept returns a function that reads again, and returns what was read last without an error. The first read must succeed.
+func kept[T any](read func() (T, error)) (func() *T, error) {
+	var last atomic.Pointer[T]
+	again := func() error {
+		v, err := read()
+		if err == nil {
+			last.Store(&v)
+		}
+		return err
 	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("no certificate in %s", file)
-	}
-	return pool, nil
+	return func() *T {
+		_ = again()
+		return last.Load()
+	}, again()
 }
 
-func verify(caFile string, chain []*x509.Certificate) error {
+func verify(roots *x509.CertPool, chain []*x509.Certificate) error {
 	if len(chain) == 0 {
 		return errors.New("no certificate")
-	}
-	roots, err := authorities(caFile)
-	if err != nil {
-		return err
 	}
 	others := x509.NewCertPool()
 	for _, c := range chain[1:] {
 		others.AddCert(c)
 	}
-	_, err = chain[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: others, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	_, err := chain[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: others, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 	return err
 }

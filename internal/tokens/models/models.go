@@ -34,5 +34,16 @@ func Open(name string) (fs.FS, error) {
 	if !st.IsDir() {
 		return nil, fmt.Errorf("%w: %s is not a folder", ErrUnknown, name)
 	}
-	return os.DirFS(name), nil
+	return regular{os.DirFS(name)}, nil
+}
+
+// regular opens regular files and folders only: a FIFO would be waited for.
+type regular struct{ fs.FS }
+
+// Open implements fs.FS.
+func (r regular) Open(name string) (fs.File, error) {
+	if st, err := fs.Stat(r.FS, name); err == nil && !st.Mode().IsRegular() && !st.IsDir() {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: errors.New("not a regular file")}
+	}
+	return r.FS.Open(name)
 }
