@@ -30,161 +30,118 @@ func neutral() Policy {
 	}
 }
 
+// from returns the policy that a change makes of another one. Each call makes a new one: callers change theirs.
+func from(base func() Policy, change func(p *Policy)) func() Policy {
+	return func() Policy {
+		p := base()
+		change(&p)
+		return p
+	}
+}
+
 // kvAware is the default. docs/replay.md compares it with the other presets.
-func kvAware() Policy {
-	p := neutral()
+var kvAware = from(neutral, func(p *Policy) {
 	p.FirstTurn = FirstTurn{Placement: PlaceNear, Slack: 8192, MaxOverlap: 0.5, WithoutID: true}
 	p.Cost.Miss, p.Cost.Queue, p.Cost.Active, p.Cost.Repeat, p.Cost.OneShot = 6, 1, 1000, 0.25, 0.25
 	p.Pick.Then = ThenQueue
 	p.Returning = 1
-	return p
-}
+})
 
 // trt gates small overlaps, caps requests at a fair share and adds the share of work to the miss.
-func trt() Policy {
-	p := neutral()
+var trt = from(neutral, func(p *Policy) {
 	p.Gate.On = true
 	p.Cap.FairShare, p.Cap.Hard = true, 256
 	p.Cost.Miss, p.Cost.WorkShare = 1, 1
 	p.Pick.Then = ThenWork
 	p.PinOverflow = true
-	return p
-}
+})
 
 // leastTokens is also session's placement of new conversations.
-func leastTokens() Policy {
-	p := neutral()
+var leastTokens = from(neutral, func(p *Policy) {
 	p.Cost.Queue, p.Cost.KV = 1, 0.05
-	return p
-}
+})
 
-// presets are the named policies. Each is made anew: callers change theirs.
+// presets are the named policies.
 var presets = map[string]func() Policy{
 	DefaultPreset: kvAware,
-	"round-robin": func() Policy {
-		p := neutral()
-		p.Pick.Ties = TiesCursor
-		return p
-	},
-	"random": neutral,
+	"round-robin": from(neutral, func(p *Policy) { p.Pick.Ties = TiesCursor }),
+	"random":      neutral,
 	// The engines' own numbers, first minimum; round robin while one is missing.
-	"least-loaded": func() Policy {
-		p := neutral()
+	"least-loaded": from(neutral, func(p *Policy) {
 		p.Cost.Active, p.Cost.Reported = 1, true
 		p.Pick.Ties = TiesLowest
-		return p
-	},
+	}),
 	// Requests that this router has in flight; ties rotate.
-	"load-balancing": func() Policy {
-		p := neutral()
+	"load-balancing": from(neutral, func(p *Policy) {
 		p.Cost.Active = 1
 		p.Pick.Ties = TiesRotate
-		return p
-	},
+	}),
 	// The same by prompt tokens in flight.
-	"load-balancing-tokens": func() Policy {
-		p := neutral()
+	"load-balancing-tokens": from(neutral, func(p *Policy) {
 		p.Cost.KV = 1
 		p.Pick.Ties = TiesRotate
-		return p
-	},
+	}),
 	"least-tokens": leastTokens,
 	// Longest match, ties to the fewest requests.
-	"greedy": func() Policy {
-		p := neutral()
+	"greedy": from(neutral, func(p *Policy) {
 		p.Cost.Miss = 1
 		p.Pick.Then = ThenActive
-		return p
-	},
+	}),
 	// The request's own waiting time.
-	"min-wait": func() Policy {
-		p := neutral()
+	"min-wait": from(neutral, func(p *Policy) {
 		p.Cost.Miss, p.Cost.Queue = 1, 1
 		p.Pick.Then = ThenQueue
-		return p
-	},
+	}),
 	// Prefill to compute and resident tokens.
-	"compute-and-resident": func() Policy {
-		p := neutral()
-		p.Cost.Miss, p.Cost.Queue, p.Cost.KV = 1, 1, 1
-		return p
-	},
+	"compute-and-resident": from(neutral, func(p *Policy) { p.Cost.Miss, p.Cost.Queue, p.Cost.KV = 1, 1, 1 }),
 	// A score of matched blocks less a price for each request. The next preset scores the matched share of the prompt.
-	"kv-cache-aware": func() Policy {
-		p := neutral()
+	"kv-cache-aware": from(neutral, func(p *Policy) {
 		p.Cost.Miss, p.Cost.Active = 1, 0.25*32
 		p.Pick.Ties = TiesRotate
-		return p
-	},
-	"kv-cache-aware-share": func() Policy {
-		p := neutral()
+	}),
+	"kv-cache-aware-share": from(neutral, func(p *Policy) {
 		p.Cost.Miss, p.Cost.ActiveShare = 1, 1.0/64
 		p.Pick.Ties = TiesRotate
-		return p
-	},
+	}),
 	"kv-aware-trt": trt,
 	// Without cache knowledge: tokens, then requests.
-	"rank-balancing": func() Policy {
-		p := neutral()
+	"rank-balancing": from(neutral, func(p *Policy) {
 		p.Cap.FairShare, p.Cap.Multiplier, p.Cap.Hard = true, 1, 256
 		p.Cost.KV = 1
 		p.Pick.Then, p.Pick.Ties = ThenActive, TiesLowest
 		p.PinOverflow = true
-		return p
-	},
-	"first-turn-round-robin": func() Policy {
-		p := trt()
-		p.FirstTurn.Placement, p.FirstTurn.MaxOverlap = PlaceRoundRobin, 1
-		return p
-	},
-	"conversation": func() Policy {
-		p := neutral()
+	}),
+	"first-turn-round-robin": from(trt, func(p *Policy) { p.FirstTurn.Placement, p.FirstTurn.MaxOverlap = PlaceRoundRobin, 1 }),
+	"conversation": from(neutral, func(p *Policy) {
 		p.Sticky = Sticky{Mode: StickyWorker, Implicit: true, MatchThreshold: 0.75}
 		p.Cost.KV = 1
 		p.Pick.Ties = TiesRotate
-		return p
-	},
-	"conversation-rank": func() Policy {
-		p := neutral()
+	}),
+	"conversation-rank": from(neutral, func(p *Policy) {
 		p.Sticky = Sticky{Mode: StickyTarget, HardCap: true, BindingWins: true, MatchThreshold: 0.75}
 		p.FirstTurn = FirstTurn{Placement: PlaceRoundRobin, MaxOverlap: 1, WithoutID: true, Unbound: true}
 		p.Cap.FairShare, p.Cap.Hard = true, 256
 		p.PinOverflow = true
-		return p
-	},
-	"session": func() Policy {
-		p := leastTokens()
-		p.Sticky.Mode = StickyTarget
-		return p
-	},
+	}),
+	"session": from(leastTokens, func(p *Policy) { p.Sticky.Mode = StickyTarget }),
 	// A consistent hash of the conversation id; replicas agree without sharing.
-	"session-hash": func() Policy {
-		p := neutral()
-		p.Pick.Seed = SeedConversation
-		return p
-	},
+	"session-hash": from(neutral, func(p *Policy) { p.Pick.Seed = SeedConversation }),
 	// Worker by the union of its ranks, then the rank by trt's rule.
-	"two-phase": func() Policy {
-		p := trt()
+	"two-phase": from(trt, func(p *Policy) {
 		p.Level = TwoPhase
 		p.WorkerCost.Miss, p.WorkerCost.Active = 1, 0.25*32
 		p.Pick.Ties = TiesRotate
-		return p
-	},
-	"worker-only": func() Policy {
-		p := kvAware()
+	}),
+	"worker-only": from(kvAware, func(p *Policy) {
 		p.Level = WorkerOnly
 		p.FirstTurn.Placement = PlaceByCost
 		p.WorkerCost = p.Cost
-		return p
-	},
+	}),
 	// For decode pools: free memory counts most; a token that has to be transferred costs half of one that is computed.
-	"decode": func() Policy {
-		p := neutral()
+	"decode": from(neutral, func(p *Policy) {
 		p.Cost.Miss, p.Cost.Queue, p.Cost.KV = 0.5, 1, 1
 		p.Limits.MaxKVUsage = 0.95
-		return p
-	},
+	}),
 }
 
 // Preset returns a policy by name, and whether there is one. The caller owns it.
