@@ -169,24 +169,21 @@ func filterInt(m *machine, v Value, a *arguments) Value {
 	return fromBig(n)
 }
 
-// isNumeral reports whether Python accepts the underscores of s as digit separators.
-func isNumeral(s string) bool {
+// numeral returns s without white space around it and without the underscores between digits; ok is false if there are others.
+func numeral(s string) (bare string, ok bool) {
+	s = strip(s, true, true)
 	for i := range len(s) {
 		if s[i] == '_' && (i == 0 || i == len(s)-1 || !isDigit(s[i-1]) || !isDigit(s[i+1])) {
-			return false
+			return "", false
 		}
 	}
-	return true
+	return strings.ReplaceAll(s, "_", ""), true
 }
 
 // parseInt is Python's int(s) for ASCII digits.
 func parseInt(s string) (Value, bool) {
-	s = strip(s, true, true)
-	if !isNumeral(s) || s == "" {
-		return Value{}, false
-	}
-	s = strings.ReplaceAll(s, "_", "")
-	if len(s) > maxIntDigits && len(strings.TrimLeft(s, "+-")) > maxIntDigits {
+	s, ok := numeral(s)
+	if !ok || len(strings.TrimLeft(s, "+-")) > maxIntDigits {
 		return Value{}, false
 	}
 	n, ok := new(big.Int).SetString(s, 10)
@@ -198,11 +195,10 @@ func parseInt(s string) (Value, bool) {
 
 // parseFloat is Python's float(text).
 func parseFloat(s string) (float64, bool) {
-	s = strip(s, true, true)
-	if strings.ContainsAny(s, "xXpP") || !isNumeral(s) {
+	s, ok := numeral(s)
+	if !ok || strings.ContainsAny(s, "xXpP") {
 		return 0, false
 	}
-	s = strings.ReplaceAll(s, "_", "")
 	f, err := strconv.ParseFloat(s, 64)
 	if err != nil && !math.IsInf(f, 0) {
 		return 0, false
@@ -224,10 +220,7 @@ func filterToJSON(m *machine, v Value, a *arguments) Value {
 	}
 	w := newJSONWriter(o)
 	w.m, w.limit = m, m.memory/2
-	out, err := w.value(nil, v, 0)
-	if err != nil {
-		panic(err)
-	}
+	out := w.value(nil, v, 0)
 	m.charge(2 * len(out))
 	return String(unsafe.String(unsafe.SliceData(out), len(out)))
 }

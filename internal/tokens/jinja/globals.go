@@ -71,8 +71,7 @@ func (m *machine) dictOf(a *arguments) *Dict {
 		raisef("TypeError", "dict expected at most 1 argument, got %d", len(a.pos))
 	}
 	if len(a.pos) == 1 {
-		mustIterate(a.pos[0])
-		if a.pos[0].kind != KindDict {
+		if m.iterate(a.pos[0]); a.pos[0].kind != KindDict { // iterate raises Python's error
 			unsupportedf("a dict of a %s", typeName(a.pos[0]))
 		}
 		m.charge(a.pos[0].dict().Len() * dictEntry)

@@ -32,7 +32,7 @@ type JSONOptions struct {
 // serialize, the error is an *Error of class TypeError or ValueError.
 func AppendJSON(dst []byte, v Value, opts JSONOptions) (out []byte, err error) {
 	defer rescue(&err)
-	return newJSONWriter(opts).value(dst, v, 0)
+	return newJSONWriter(opts).value(dst, v, 0), nil
 }
 
 func newJSONWriter(opts JSONOptions) *jsonWriter {
@@ -59,22 +59,25 @@ func (w *jsonWriter) newline(dst []byte, depth int) []byte {
 		return dst
 	}
 	dst = append(dst, '\n')
-	if len(dst)+depth*len(w.opts.Indent) > w.limit {
-		raisef("ResourceLimit", "template needs too much memory")
-	}
+	w.reserve(dst, depth*len(w.opts.Indent))
 	for range depth {
 		dst = append(dst, w.opts.Indent...)
 	}
 	return dst
 }
 
-func (w *jsonWriter) value(dst []byte, v Value, depth int) ([]byte, error) {
+// reserve raises if n more bytes exceed the limit.
+func (w *jsonWriter) reserve(dst []byte, n int) {
+	if len(dst)+n > w.limit {
+		raisef("ResourceLimit", "template needs too much memory")
+	}
+}
+
+func (w *jsonWriter) value(dst []byte, v Value, depth int) []byte {
 	if depth > maxJSONDepth {
-		return dst, newErrorf("RecursionError", "maximum recursion depth exceeded while encoding a JSON object")
+		raisef("RecursionError", "maximum recursion depth exceeded while encoding a JSON object")
 	}
-	if len(dst)+v.textSize() > w.limit {
-		return dst, newErrorf("ResourceLimit", "template needs too much memory")
-	}
+	w.reserve(dst, v.textSize())
 	if w.m != nil {
 		w.m.operands(v, &noArguments)
 		if v.kind == KindInt {
@@ -83,67 +86,60 @@ func (w *jsonWriter) value(dst []byte, v Value, depth int) ([]byte, error) {
 	}
 	switch v.kind {
 	case KindNone:
-		return append(dst, "null"...), nil
+		return append(dst, "null"...)
 	case KindBool:
-		return strconv.AppendBool(dst, v.n != 0), nil
+		return strconv.AppendBool(dst, v.n != 0)
 	case KindInt:
-		return appendInt(dst, v), nil
+		return appendInt(dst, v)
 	case KindFloat:
 		return w.float(dst, v.float())
 	case KindString:
-		return w.text(dst, v.str()), nil
+		return w.text(dst, v.str())
 	case KindList, KindTuple:
 		return w.list(dst, v.seq(), depth)
 	case KindDict:
 		return w.dict(dst, v.dict(), depth)
-	default:
-		return dst, newErrorf("TypeError", "Object of type %s is not JSON serializable", typeName(v))
 	}
+	raisef("TypeError", "Object of type %s is not JSON serializable", typeName(v))
+	return dst
 }
 
 func (w *jsonWriter) separator(dst []byte, text string) []byte {
-	if len(dst)+len(text) > w.limit {
-		raisef("ResourceLimit", "template needs too much memory")
-	}
+	w.reserve(dst, len(text))
 	return append(dst, text...)
 }
 
-func (w *jsonWriter) float(dst []byte, f float64) ([]byte, error) {
+func (w *jsonWriter) float(dst []byte, f float64) []byte {
 	switch {
 	case !math.IsNaN(f) && !math.IsInf(f, 0):
-		return appendFloat(dst, f), nil
+		return appendFloat(dst, f)
 	case w.opts.DenyNaN:
-		return dst, newErrorf("ValueError", "Out of range float values are not JSON compliant")
+		raisef("ValueError", "Out of range float values are not JSON compliant")
 	case math.IsNaN(f):
-		return append(dst, "NaN"...), nil
-	case f > 0:
-		return append(dst, "Infinity"...), nil
-	default:
-		return append(dst, "-Infinity"...), nil
+		return append(dst, "NaN"...)
+	case f < 0:
+		dst = append(dst, '-')
 	}
+	return append(dst, "Infinity"...)
 }
 
-func (w *jsonWriter) list(dst []byte, items []Value, depth int) ([]byte, error) {
+func (w *jsonWriter) list(dst []byte, items []Value, depth int) []byte {
 	if len(items) == 0 {
-		return append(dst, "[]"...), nil
+		return append(dst, "[]"...)
 	}
 	dst = append(dst, '[')
-	var err error
 	for i := range items {
 		if i > 0 {
 			dst = w.separator(dst, w.item)
 		}
-		dst = w.newline(dst, depth+1)
-		if dst, err = w.value(dst, items[i], depth+1); err != nil {
-			return dst, err
-		}
+		dst = w.value(w.newline(dst, depth+1), items[i], depth+1)
 	}
-	return append(w.newline(dst, depth), ']'), nil
+	return append(w.newline(dst, depth), ']')
 }
 
-func (w *jsonWriter) dict(dst []byte, d *Dict, depth int) ([]byte, error) {
+func (w *jsonWriter) dict(dst []byte, d *Dict, depth int) []byte {
 	if d.Len() == 0 {
-		return append(dst, "{}"...), nil
+		return append(dst, "{}"...)
 	}
 	entries := d.entries
 	if w.opts.SortKeys {
@@ -156,34 +152,25 @@ func (w *jsonWriter) dict(dst []byte, d *Dict, depth int) ([]byte, error) {
 		slices.SortStableFunc(entries, func(a, b entry) int { return m.order(a.key, b.key) })
 	}
 	dst = append(dst, '{')
-	var err error
 	for i := range entries {
 		if i > 0 {
 			dst = w.separator(dst, w.item)
 		}
-		dst = w.newline(dst, depth+1)
-		if dst, err = w.key(dst, entries[i].key); err != nil {
-			return dst, err
-		}
-		dst = w.separator(dst, w.colon)
-		if dst, err = w.value(dst, entries[i].value, depth+1); err != nil {
-			return dst, err
-		}
+		dst = w.key(w.newline(dst, depth+1), entries[i].key)
+		dst = w.value(w.separator(dst, w.colon), entries[i].value, depth+1)
 	}
-	return append(w.newline(dst, depth), '}'), nil
+	return append(w.newline(dst, depth), '}')
 }
 
-func (w *jsonWriter) key(dst []byte, k Value) ([]byte, error) {
+func (w *jsonWriter) key(dst []byte, k Value) []byte {
 	switch k.kind {
 	case KindString:
-		return w.text(dst, k.str()), nil
+		return w.text(dst, k.str())
 	case KindNone, KindBool, KindInt, KindFloat:
-		dst = append(dst, '"')
-		dst, err := w.value(dst, k, 0)
-		return append(dst, '"'), err
-	default:
-		return dst, newErrorf("TypeError", "keys must be str, int, float, bool or None, not %s", typeName(k))
+		return append(w.value(append(dst, '"'), k, 0), '"')
 	}
+	raisef("TypeError", "keys must be str, int, float, bool or None, not %s", typeName(k))
+	return dst
 }
 
 const hexDigits = "0123456789abcdef"
@@ -200,9 +187,7 @@ func (w *jsonWriter) text(dst []byte, s string) []byte {
 			i++
 			continue
 		}
-		if len(dst) > w.limit {
-			raisef("ResourceLimit", "template needs too much memory")
-		}
+		w.reserve(dst, 0)
 		dst = append(dst, s[start:i]...)
 		size := 1
 		if short := shortEscapes[c]; short != 0 {

@@ -314,12 +314,6 @@ func canIterate(v Value) bool {
 	return false
 }
 
-func mustIterate(v Value) {
-	if !canIterate(v) {
-		raisef("TypeError", "'%s' object is not iterable", typeName(v))
-	}
-}
-
 func counted(n int, at func(i int) Value) iteration {
 	i := 0
 	return iteration{length: n, next: func() (Value, bool) {
