@@ -1,8 +1,6 @@
 package bpe
 
 import (
-	"encoding/json"
-	"fmt"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -22,14 +20,8 @@ type AddedToken struct {
 	Special    bool `json:"special"`
 }
 
-// readAdded reads the added tokens of tokenizer.json, then those that transformers adds from the configuration.
-func (t *Tokenizer) readAdded(raw []byte) error {
-	var tokens []AddedToken
-	if len(raw) > 0 {
-		if err := json.Unmarshal(raw, &tokens); err != nil {
-			return fmt.Errorf("added_tokens: %w", err)
-		}
-	}
+// addTokens adds the tokens of tokenizer.json, then those that transformers adds from the configuration.
+func (t *Tokenizer) addTokens(tokens []AddedToken) {
 	// A token gets the id that the library assigns: that of the vocabulary, else the next free one, whatever the file says. For
 	// one that already exists only the flags change.
 	places, next := map[string]int{}, uint32(t.vocab.count)
@@ -59,7 +51,6 @@ func (t *Tokenizer) readAdded(raw []byte) error {
 	}
 	slices.SortFunc(t.added, func(a, b AddedToken) int { return int(a.ID) - int(b.ID) })
 	t.arrangeAdded()
-	return nil
 }
 
 // arrangeAdded builds the sets that find the added tokens.

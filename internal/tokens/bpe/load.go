@@ -3,6 +3,7 @@ package bpe
 import (
 	"bytes"
 	"compress/gzip"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -82,9 +83,13 @@ func parse(raw []byte, config Config) (*Tokenizer, error) {
 	if err := t.readPipelineAndModel(&f, head); err != nil {
 		return nil, err
 	}
-	if err := t.readAdded(f.added); err != nil {
-		return nil, err
+	var added []AddedToken
+	if len(f.added) > 0 {
+		if err := json.Unmarshal(f.added, &added); err != nil {
+			return nil, fmt.Errorf("added_tokens: %w", err)
+		}
 	}
+	t.addTokens(added)
 	if err := t.readPost(f.postProcessor); err != nil {
 		return nil, err
 	}

@@ -517,13 +517,7 @@ func (m *spmModel) converted(config Config) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := json.Marshal(added)
-	if err != nil {
-		return nil, err
-	}
-	if err := t.readAdded(list); err != nil {
-		return nil, err
-	}
+	t.addTokens(added)
 	for name, to := range map[string]*[]uint32{"bos_token": &t.before, "eos_token": &t.after} {
 		id, ok := t.TokenID(cmp.Or(config.Special[name], map[string]string{"bos_token": m.bos, "eos_token": m.eos}[name]))
 		if ok && (name == "bos_token" && config.llama.addBOS || name == "eos_token" && config.llama.addEOS) {

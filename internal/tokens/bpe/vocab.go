@@ -87,33 +87,26 @@ type vocabEntry struct{ from, to, id uint32 }
 // readVocab reads the object of token strings and ids. text converts a token string to the bytes
 // that it matches, or reports that no text can contain it.
 func readVocab(object []byte, text func(dst, token []byte) ([]byte, bool)) (*vocab, error) {
-	v := &vocab{literal: map[string]uint32{}}
-	raw := make([]byte, 0, len(object)/4)
-	var entries []vocabEntry
-	top := uint32(0)
+	l := tokenList{raw: make([]byte, 0, len(object)/4), literal: map[string]uint32{}}
+	var buf []byte
 	err := eachMember(object, func(key, value []byte) error {
-		from := len(raw)
-		var reachable bool
-		raw, reachable = text(raw, key)
 		id, err := tokenID(value)
 		if err != nil {
 			return err
 		}
-		top = max(top, id+1)
-		if !reachable {
-			raw = raw[:from]
-			if _, ok := v.literal[string(key)]; ok {
+		token, reachable := text(buf[:0], key)
+		if buf = token; !reachable {
+			if _, ok := l.literal[string(key)]; ok {
 				return fmt.Errorf("the vocabulary names %q twice", key)
 			}
-			v.literal[string(key)] = id
+			l.literal[string(key)], token = id, nil
 		}
-		entries = append(entries, vocabEntry{uint32(from), uint32(len(raw)), id})
-		return nil
+		return l.add(token, id)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return v, v.fill(raw, entries, top)
+	return l.vocab()
 }
 
 // fill arranges the entries by id.
