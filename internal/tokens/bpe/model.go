@@ -169,10 +169,7 @@ func (t *Tokenizer) spaceSymbols() error {
 	if b := slices.Index(t.sp.bytes[:], maxID); b >= 0 && t.sp.unk == maxID {
 		return unsupported("byte_fallback without the token <0x%02X>", b)
 	}
-	t.sp.bmp = make([]uint32, 0x10000)
-	for i := range t.sp.bmp {
-		t.sp.bmp[i] = maxID
-	}
+	t.sp.bmp = slices.Repeat([]uint32{maxID}, 0x10000)
 	t.sp.astral = map[rune]uint32{}
 	for id, has := range t.vocab.has {
 		if !has {

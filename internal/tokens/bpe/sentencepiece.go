@@ -184,11 +184,7 @@ func (m *spmModel) tokenizer(config Config) (*Tokenizer, error) {
 			control = append(control, AddedToken{ID: uint32(id), Content: p.text, Special: true})
 			ok = false
 		}
-		if !ok {
-			list.literal[p.text] = uint32(id)
-			text = nil
-		}
-		if err := list.add(text, uint32(id)); err != nil {
+		if err := list.addNamed([]byte(p.text), text, ok, uint32(id)); err != nil {
 			return nil, err
 		}
 	}
@@ -496,11 +492,7 @@ func (m *spmModel) converted(config Config) (*Tokenizer, error) {
 			added = append(added, AddedToken{ID: uint32(id), Content: p.text, Special: p.kind != pieceUser})
 		}
 		text, ok := t.form.text(nil, []byte(p.text))
-		if !ok {
-			head.list.literal[p.text] = uint32(id)
-			text = nil
-		}
-		if err := head.list.add(text, uint32(id)); err != nil {
+		if err := head.list.addNamed([]byte(p.text), text, ok, uint32(id)); err != nil {
 			return nil, err
 		}
 		score, err := parseScore(strconv.FormatFloat(float64(p.score), 'g', -1, 64), false)

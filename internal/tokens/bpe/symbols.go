@@ -1,6 +1,9 @@
 package bpe
 
-import "unicode/utf8"
+import (
+	"slices"
+	"unicode/utf8"
+)
 
 // symbols appends the tokens that the merging of a word starts from, as parts of a merger.
 func (t *Tokenizer) symbols(dst []uint64, word []byte) []uint64 {
@@ -96,22 +99,22 @@ func (u units) at(word []byte, i int) (uint32, int) {
 	return unit&unitID - 1, n
 }
 
-// edges holds, for each token, the lowest rank of the merges that consume it, by the neighbour on
-// the other side. Merges that are possible only inside a character do not count.
-type edges struct {
-	afterASCII, afterWide   []uint32 // as the right part, by the last byte of the left one
-	beforeASCII, beforeWide []uint32 // as the left part, by the first byte of the right one
-}
+// edges holds, for each kind of neighbour and each token, the lowest rank of the merges that consume the token with such a
+// neighbour on the other side. Merges that are possible only inside a character do not count.
+type edges [4][]uint32
 
-func newEdges(v *vocab, m *merges) edges {
-	lists := make([][]uint32, 4)
-	for i := range lists {
-		lists[i] = make([]uint32, len(v.has))
-		for j := range lists[i] {
-			lists[i][j] = noRank
-		}
+// The kinds of neighbours, in the order of the flags of units.
+const (
+	afterASCII  = iota // the token is the right part, and the left one ends in ASCII
+	afterWide          // or in another character
+	beforeASCII        // the token is the left part, and the right one begins with ASCII
+	beforeWide         // or with another character
+)
+
+func newEdges(v *vocab, m *merges) (e edges) {
+	for kind := range e {
+		e[kind] = slices.Repeat([]uint32{noRank}, len(v.has))
 	}
-	e := edges{lists[0], lists[1], lists[2], lists[3]}
 	for i, p := range m.pairs {
 		if p == noPair {
 			continue
@@ -119,15 +122,15 @@ func newEdges(v *vocab, m *merges) edges {
 		rank, left, right := m.rankAt(i), v.bytes(p[0]), v.bytes(p[1])
 		switch last := left[len(left)-1]; {
 		case last < 0x80:
-			e.afterASCII[p[1]] = min(e.afterASCII[p[1]], rank)
+			e[afterASCII][p[1]] = min(e[afterASCII][p[1]], rank)
 		case last < 0xc0:
-			e.afterWide[p[1]] = min(e.afterWide[p[1]], rank)
+			e[afterWide][p[1]] = min(e[afterWide][p[1]], rank)
 		}
 		switch first := right[0]; {
 		case first < 0x80:
-			e.beforeASCII[p[0]] = min(e.beforeASCII[p[0]], rank)
+			e[beforeASCII][p[0]] = min(e[beforeASCII][p[0]], rank)
 		case first >= 0xc0:
-			e.beforeWide[p[0]] = min(e.beforeWide[p[0]], rank)
+			e[beforeWide][p[0]] = min(e[beforeWide][p[0]], rank)
 		}
 	}
 	return e
@@ -156,11 +159,12 @@ func (t *Tokenizer) unit(e edges, id uint32, b []byte) uint32 {
 		syms = append(syms, t.byteID[c])
 	}
 	highest := uint32(0)
-	afterASCII, afterWide, beforeASCII, beforeWide := uint32(noRank), uint32(noRank), uint32(noRank), uint32(noRank)
+	lowest := [len(e)]uint32{noRank, noRank, noRank, noRank}
 	for len(syms) > 1 {
 		first, last := syms[0], syms[len(syms)-1]
-		afterASCII, afterWide = min(afterASCII, e.afterASCII[first]), min(afterWide, e.afterWide[first])
-		beforeASCII, beforeWide = min(beforeASCII, e.beforeASCII[last]), min(beforeWide, e.beforeWide[last])
+		for kind, token := range [len(e)]uint32{first, first, last, last} {
+			lowest[kind] = min(lowest[kind], e[kind][token])
+		}
 		least, at := uint32(noRank), 0
 		for i := range len(syms) - 1 {
 			if r := t.merges.rank(syms[i], syms[i+1]); r < least {
@@ -172,22 +176,18 @@ func (t *Tokenizer) unit(e edges, id uint32, b []byte) uint32 {
 		}
 		highest = max(highest, least)
 		syms[at] = t.merges.result[least]
-		syms = append(syms[:at+1], syms[at+2:]...)
-	}
-	for _, list := range [][]uint32{e.afterASCII, e.afterWide, e.beforeASCII, e.beforeWide} {
-		if list[id] <= highest {
-			return 0
-		}
+		syms = slices.Delete(syms, at+1, at+2)
 	}
 	if syms[0] != id {
 		return 0
 	}
 	unit := id + 1
-	for flag, least := range map[uint32]uint32{
-		unitAfterASCII: afterASCII, unitAfterWide: afterWide, unitBeforeASCII: beforeASCII, unitBeforeWide: beforeWide,
-	} {
-		if least > highest {
-			unit |= flag
+	for kind := range e {
+		if e[kind][id] <= highest {
+			return 0
+		}
+		if lowest[kind] > highest {
+			unit |= unitAfterASCII << kind
 		}
 	}
 	return unit

@@ -35,6 +35,14 @@ func (l *tokenList) add(text []byte, id uint32) error {
 	return nil
 }
 
+// addNamed appends a token with a name; reachable is false if no text can produce it.
+func (l *tokenList) addNamed(name, text []byte, reachable bool, id uint32) error {
+	if !reachable {
+		l.literal[string(name)], text = id, nil
+	}
+	return l.add(text, id)
+}
+
 func (l *tokenList) vocab() (*vocab, error) {
 	v := &vocab{literal: l.literal}
 	return v, v.fill(l.raw, l.entries, l.top)

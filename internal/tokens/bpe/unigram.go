@@ -219,11 +219,7 @@ func (t *Tokenizer) readUnigram(head *modelHead, exact bool) error {
 		id := uint32(len(scores))
 		scores = append(scores, value)
 		own, ok := t.form.text(nil, text)
-		if !ok {
-			list.literal[string(text)] = id
-			own = nil
-		}
-		return list.add(own, id)
+		return list.addNamed(text, own, ok, id)
 	})
 	if err != nil {
 		return fmt.Errorf("vocab: %w", err)

@@ -95,13 +95,11 @@ func readVocab(object []byte, text func(dst, token []byte) ([]byte, bool)) (*voc
 			return err
 		}
 		token, reachable := text(buf[:0], key)
-		if buf = token; !reachable {
-			if _, ok := l.literal[string(key)]; ok {
-				return fmt.Errorf("the vocabulary names %q twice", key)
-			}
-			l.literal[string(key)], token = id, nil
+		buf = token
+		if _, named := l.literal[string(key)]; named && !reachable {
+			return fmt.Errorf("the vocabulary names %q twice", key)
 		}
-		return l.add(token, id)
+		return l.addNamed(key, token, reachable, id)
 	})
 	if err != nil {
 		return nil, err
