@@ -152,7 +152,7 @@ func TestEitherEndIsFoundWithoutSearch(t *testing.T) {
 	}
 }
 
-// A record has room for the blocks that it was made for, and for no more than fit.
+// The room of a record is at least the number of blocks that it was made for, and the largest number that fits.
 func TestRecordsHaveRoom(t *testing.T) {
 	for runs := 1; runs <= 64; runs++ {
 		for blocks := 1; blocks <= maxSegment; blocks++ {

@@ -75,7 +75,7 @@ func change(t *rapid.T, at *any) {
 		map[string]any{}}).Draw(t, "value")
 }
 
-// rerunTwice decides by a record from outside, if it is one.
+// rerunTwice repeats the decision of a record that may be damaged, unless data does not have the form of one.
 func rerunTwice(t rapid.TB, data []byte) {
 	var d Decision
 	if json.Unmarshal(data, &d) != nil { //nolint:musttag // kvindex.Target goes by the names of its fields

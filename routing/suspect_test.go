@@ -426,7 +426,7 @@ func TestASuspectWorkerComesBack(t *testing.T) {
 	}
 }
 
-// Answers that broke off are forgotten when the engine has ended: a restart, or another target in its slot.
+// A target's count of answers that broke off is forgotten when its engine restarts or another target takes its slot.
 func TestARestartForgetsBrokenAnswers(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(r *Router, info TargetInfo)

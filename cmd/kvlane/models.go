@@ -215,8 +215,8 @@ func modelOf(dir string, files fs.FS, o shape.Options) (*shape.Model, error) {
 	return m, nil
 }
 
-// checkParts loads the models. A tokenizer that cannot be reproduced exactly is in notExact, because
-// serve starts with it; so are warnings about tokenizers of the model hub.
+// checkParts loads the models. broken are the problems with which serve does not start. notExact are
+// those with which it does: tokenizers that cannot be reproduced exactly, and warnings about the hub's.
 func checkParts(ctx context.Context, c *config.Config, live bool) (broken, notExact config.ProblemsError) {
 	for i := range c.Models {
 		m := c.Models[i]

@@ -407,8 +407,8 @@ func Default() Config {
 		Tenants: Tenants{Required: true},
 		Routing: Routing{
 			Preset: routing.DefaultPreset, PrefillPreset: routing.DefaultPreset, DecodePreset: "decode",
-			// Of agents: Claude Code; Codex, whose session-id is that of all its threads and whose older
-			// versions have session_id; opencode, which also sends x-session-id; LiteLLM.
+			// Agents send: Claude Code x-claude-code-session-id; Codex thread-id, and a session-id that all threads of
+			// a session share (older versions session_id); opencode its own two and x-session-id; LiteLLM its own.
 			Headers: []string{"x-dynamo-session-id", "x-session-id", "x-claude-code-session-id", "thread-id", "session-id", "session_id",
 				"x-opencode-session-id", "x-opencode-session", "x-litellm-session-id", "x-correlation-id", "x-session-affinity", "x-multi-turn-session-id"},
 			Wait:      Wait{Timeout: Duration(10 * time.Second)},

@@ -459,7 +459,7 @@ func memory() int64 {
 	return int64(m.HeapAlloc + m.StackInuse)
 }
 
-// What a waiting request takes without a stream: its goroutine waits in no deep call.
+// The memory of a waiting request without its stream is bounded, because its goroutine does not wait deep in a call stack.
 func TestMemoryOfWaiting(t *testing.T) {
 	const limit = 16 << 10 // 13 KB under the race detector
 	got := waitingMemory(t, 1000, 500)
