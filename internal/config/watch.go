@@ -8,15 +8,16 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 )
 
 // maxFile bounds a configuration and a workers file in bytes: the parser takes seconds for a MiB.
 const maxFile = 4 << 20
 
-// ReadFile is os.ReadFile for settings, secrets and certificates. Only a regular file is opened, as a FIFO would be waited for.
-// Of one longer than maxFile it returns enough for it to be refused.
+// ReadFile is os.ReadFile for settings, secrets and certificates. Only a regular file or a pipe of the shell is opened, as a
+// FIFO would be waited for. Of one longer than maxFile it returns enough for it to be refused.
 func ReadFile(file string) ([]byte, error) {
-	if st, err := os.Stat(file); err == nil && !st.Mode().IsRegular() {
+	if st, err := os.Stat(file); err == nil && !st.Mode().IsRegular() && file != "/dev/stdin" && !strings.HasPrefix(file, "/dev/fd/") {
 		return nil, fmt.Errorf("%s is not a regular file", file)
 	}
 	in, err := os.Open(file)

@@ -97,6 +97,17 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 			}
 		}
 	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if _, err := w.WriteString("models: []"); errors.Join(err, w.Close()) != nil {
+		t.Fatal(err)
+	}
+	if text, err := ReadFile(fmt.Sprintf("/dev/fd/%d", r.Fd())); err != nil || string(text) != "models: []" {
+		t.Errorf("a pipe of the shell: got %q, %v", text, err)
+	}
 	if _, err := KeyPair(good, key); err != nil {
 		t.Errorf("a good pair: %v", err)
 	}
