@@ -414,7 +414,7 @@ func TestWorkersThatGetIDsByDefault(t *testing.T) {
 			model := &Model{Config: cfg.Models[0], Tokens: m, Engine: c.engine}
 			f := start(t, cfg, model)
 			w := worker("a", 0)
-			w.Address, w.Worker.Engine = strings.TrimPrefix(engine.URL, "http://"), c.engine.String()
+			w.Address, w.Engine = strings.TrimPrefix(engine.URL, "http://"), c.engine.String()
 			f.SetWorkers([]workers.Worker{w})
 			takes := func(n int) bool { return model.TakesIDs(f.View().Member("a"), body.Chat, n) }
 			asks := int32(0) // seven prompts to compare, and three questions whether it takes ids

@@ -54,6 +54,9 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 		p.ids, err = laxIDs(in.Raw(body.FieldInputIDs))
 		return p, err
 	}
+	if in.API != body.Tokenize && in.origin != body.CountTokens && p.partial == "" && encoder == nil && m.sglangTokenizesTwice() {
+		return nil, encoders.ErrMissing
+	}
 	cont, err := in.flag(body.FieldContinueFinalMessage, false)
 	if err != nil {
 		return nil, err
@@ -97,6 +100,21 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	}
 	p.vars.Set("add_generation_prompt", jinja.Bool(add))
 	return p, nil
+}
+
+// sglangTokenizesTwice reports whether chats of text have another BOS before the template's: models that take media get them
+// as text (OpenAIServingChat._engine_prompt), which the tokenizer completes. For these three, media are off by default.
+func (m *Model) sglangTokenizesTwice() bool {
+	off := [...]string{"Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration", "Step3VLForConditionalGeneration"}
+	media := m.config.known && m.config.media
+	if given := m.options.Multimodal; given != nil {
+		media = *given
+	}
+	if !media || slices.Contains(off[:], m.tok.Config().Architecture) {
+		return false
+	}
+	ids, err := m.sglang.EncodeUntil(nil, nil, "", true)
+	return err == nil && len(ids) > 0
 }
 
 func (m *Model) sglangEncoder() (encoders.Encoder, error) {

@@ -190,3 +190,45 @@ func TestEffortOfSGLangsResponses(t *testing.T) {
 		}
 	}
 }
+
+// TestSGLangTokenizesChatsTwice: a chat of text for a model that takes media has a second BOS with SGLang, which its tokenizing
+// endpoint does not show, if the tokenizer puts one before each text. Such a chat has no ids.
+func TestSGLangTokenizesChatsTwice(t *testing.T) {
+	const chat = `{"messages": [{"role": "user", "content": "a"}]}`
+	const media = `"architectures": ["Mistral3ForConditionalGeneration"], "vision_config": {}`
+	for name, c := range map[string]struct {
+		config, bos string
+		api         body.API
+		engine      shape.Engine
+		raw         string
+		want        bool // there are ids
+	}{
+		"SGLang":              {config: media, bos: "true", engine: shape.SGLang, raw: chat},
+		"SGLang, messages":    {config: media, bos: "true", engine: shape.SGLang, api: body.Messages, raw: `{"max_tokens": 1, ` + chat[1:]},
+		"its endpoint":        {config: media, bos: "true", engine: shape.SGLang, api: body.Tokenize, raw: chat, want: true},
+		"ids":                 {config: media, bos: "true", engine: shape.SGLang, raw: `{"input_ids": [1], ` + chat[1:], want: true},
+		"a completion":        {config: media, bos: "true", engine: shape.SGLang, api: body.Completions, raw: `{"prompt": "a"}`, want: true},
+		"no BOS":              {config: media, bos: "false", engine: shape.SGLang, raw: chat, want: true},
+		"text only":           {config: `"architectures": ["MistralForCausalLM"]`, bos: "true", engine: shape.SGLang, raw: chat, want: true},
+		"media off":           {config: `"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}`, bos: "true", engine: shape.SGLang, raw: chat, want: true},
+		"vLLM":                {config: media, bos: "true", engine: shape.VLLM, raw: chat, want: true},
+		"up to the first one": {config: media, bos: "true", engine: shape.SGLang, raw: `{"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}`, want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, err := shape.Load(fstest.MapFS{"tokenizer.json": {Data: byteTokenizer("<s>")}, "config.json": {Data: []byte("{" + c.config + "}")},
+				"tokenizer_config.json": {Data: []byte(`{"bos_token": "<s>", "tokenizer_class": "LlamaTokenizerFast", "add_bos_token": ` + c.bos + `,
+					"chat_template": "<s>{% for m in messages %}{{ m.content }}{% endfor %}"}`)}}, shape.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			req, err := body.Parse(cmp.Or(c.api, body.Chat), []byte(c.raw))
+			if err != nil {
+				t.Fatal(err)
+			}
+			res, err := m.Prompt(req, c.engine)
+			if got := err == nil && len(res.IDs) > 0; got != c.want {
+				t.Errorf("got ids %v, %v, want them: %v", res.IDs, err, c.want)
+			}
+		})
+	}
+}
