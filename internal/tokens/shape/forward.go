@@ -22,21 +22,17 @@ func (m *Model) ForwardIDs(req *body.Request, engine Engine, res Result) []body.
 		engine.CacheUse(req).Reads != EntireCache || isTrue(req, body.FieldEcho) {
 		return nil
 	}
+	takes := false
 	switch req.API {
 	case body.Chat:
-		if given(req.Get("return_prompt_text")) { // vLLM returns the text that it rendered
-			return nil
-		}
+		takes = !given(req.Get("return_prompt_text")) // vLLM returns the text that it rendered
 	case body.Messages, body.Responses:
-		if engine != VLLM {
-			return nil
-		}
+		takes = engine == VLLM
 	case body.Completions:
-		if req.Form != body.FormText || beams(req) || req.Has(body.FieldTruncatePromptTokens) || req.Has(body.FieldPromptEmbeds) || given(req.Get("suffix")) {
-			return nil
-		}
 		field = []string{body.FieldPrompt.String()}
-	default:
+		takes = req.Form == body.FormText && !beams(req) && !req.Has(body.FieldTruncatePromptTokens) && !req.Has(body.FieldPromptEmbeds) && !given(req.Get("suffix"))
+	}
+	if !takes {
 		return nil
 	}
 	return []body.Edit{body.Set(body.AppendIDList(make([]byte, 0, 7*len(res.IDs)+2), res.IDs), field...)}

@@ -46,15 +46,12 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if m.tok.Config().ModelType == "minimax_m3_vl" && sglangRewrites(in, list) {
-		return nil, encoders.ErrMissing
-	}
 	if in.Has(body.FieldInputIDs) {
 		p.chat = nil
 		p.ids, err = laxIDs(in.Raw(body.FieldInputIDs))
 		return p, err
 	}
-	if in.API != body.Tokenize && in.origin != body.CountTokens && p.partial == "" && encoder == nil && m.sglangTokenizesTwice() {
+	if m.tok.Config().ModelType == "minimax_m3_vl" && sglangRewrites(in, list) || encoder == nil && p.partial == "" && m.sglangCompletes(in) {
 		return nil, encoders.ErrMissing
 	}
 	cont, err := in.flag(body.FieldContinueFinalMessage, false)
@@ -102,19 +99,14 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	return p, nil
 }
 
-// sglangTokenizesTwice reports whether chats of text have another BOS before the template's: models that take media get them
-// as text (OpenAIServingChat._engine_prompt), which the tokenizer completes. For these three, media are off by default.
-func (m *Model) sglangTokenizesTwice() bool {
-	off := [...]string{"Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration", "Step3VLForConditionalGeneration"}
-	media := m.config.known && m.config.media
-	if given := m.options.Multimodal; given != nil {
-		media = *given
-	}
-	if !media || slices.Contains(off[:], m.tok.Config().Architecture) {
-		return false
-	}
-	ids, err := m.sglang.EncodeUntil(nil, nil, "", true)
-	return err == nil && len(ids) > 0
+var mediaOff = strings.Fields("Gemma3ForConditionalGeneration Llama4ForConditionalGeneration Step3VLForConditionalGeneration") // by default
+
+// sglangCompletes reports whether the tokenizer puts another BOS before a rendered chat: one to a model that takes media is
+// passed on as text (OpenAIServingChat._engine_prompt).
+func (m *Model) sglangCompletes(in input) bool {
+	before, after := m.sglang.Added()
+	return before+after > 0 && in.API != body.Tokenize && in.origin != body.CountTokens && m.config.known && m.config.media &&
+		!slices.Contains(mediaOff, m.tok.Config().Architecture)
 }
 
 func (m *Model) sglangEncoder() (encoders.Encoder, error) {
@@ -124,10 +116,7 @@ func (m *Model) sglangEncoder() (encoders.Encoder, error) {
 // sglangTemplate returns the template in chat_template_kwargs, or else the model's own.
 func (m *Model) sglangTemplate(in input, tools bool) (*template, error) {
 	raw := in.Member(body.FieldChatTemplateKwargs, "chat_template")
-	if raw == nil {
-		return m.ownTemplate(tools)
-	}
-	if !m.options.TrustTemplates {
+	if raw != nil && !m.options.TrustTemplates {
 		return nil, refuse("Request-supplied chat_template is not allowed. Start the server with --trust-request-chat-template to permit it.")
 	}
 	if source, ok := body.TextOf(raw); ok && source != "" {
@@ -215,7 +204,7 @@ func (m *Model) sglangVars(template *template, args *jinja.Dict, effort jinja.Va
 // thinks returns the arguments that switch a template's thinking on or off.
 func thinks(on jinja.Value) *jinja.Dict { return dict(kv{"thinking", on}, kv{"enable_thinking", on}) }
 
-var sglangEfforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"}
+var sglangEfforts, sglangYes = strings.Fields("none minimal low medium high xhigh ultra max"), strings.Fields("1 true yes y on")
 
 // sglangEffort returns reasoning_effort, or the effort of reasoning.effort and reasoning.enabled,
 // and the value that it implies for thinking (None: none).
@@ -233,11 +222,7 @@ func sglangEffort(in input) (effort, thinking jinja.Value, err error) {
 			effort = v
 		}
 		enabled := firstOf(d, "enabled", "enable")
-		on := enabled.Truth()
-		if text, isText := enabled.AsString(); isText {
-			on = slices.Contains([]string{"1", "true", "yes", "y", "on"}, strings.ToLower(strings.TrimSpace(text)))
-		}
-		if on {
+		if text, isText := enabled.AsString(); !isText && enabled.Truth() || isText && slices.Contains(sglangYes, strings.ToLower(strings.TrimSpace(text))) {
 			thinking = jinja.Bool(true)
 		}
 	}
