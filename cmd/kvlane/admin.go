@@ -23,7 +23,7 @@ const (
 	needsToken = "needs the token of admin.token_file"
 	stillLoads = "tokenizers are being loaded"
 
-	// maxAdminConnections bounds the open connections of the admin port; idle ones are closed.
+	// maxAdminConnections bounds the open connections of the admin port, where idle ones are closed, and of fleet.embedded.listen.
 	maxAdminConnections = 512
 	// maxOfHost bounds those of one host, so that it cannot keep the probes of the kubelet from connecting. maxRequestsOf bounds
 	// those to listen.address and listen.events, each up to 288 KiB: Envoy opens a few for each of its threads.
@@ -41,6 +41,7 @@ func newAdminServer(h http.Handler) *http.Server {
 	return &http.Server{Handler: sameSite(h), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: (maxProfile + 30) * time.Second, IdleTimeout: adminIdle, MaxHeaderBytes: 64 << 10}
 }
 
+// limitAdmin bounds what others than Envoy connect to.
 func limitAdmin(l net.Listener, log zerolog.Logger) net.Listener {
 	return netutil.LimitListener(limitHosts(l, maxOfHost, log), maxAdminConnections)
 }

@@ -207,7 +207,10 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 		return nil, err
 	}
 	if c.Fleet.Mode != config.FleetOff {
-		s.replicas, err = replicas.Start(ctx, replicas.Options{Config: &c.Fleet, Settings: replicas.Settings(&c.Index), Update: s.decider.Update, Log: log, Delay: metrics.ReplicasDelay})
+		s.replicas, err = replicas.Start(ctx, replicas.Options{
+			Config: &c.Fleet, Settings: replicas.Settings(&c.Index), Update: s.decider.Update, Log: log, Delay: metrics.ReplicasDelay,
+			Limit: func(l net.Listener) net.Listener { return limitAdmin(l, log) },
+		})
 		if err != nil {
 			return nil, err
 		}

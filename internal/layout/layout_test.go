@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83621
+	totalLimit = 83701
 	totalGoal  = 62000
 )
 
@@ -38,9 +38,9 @@ var rooms = []struct {
 	{"fleet", 4733, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1652, 1300, []string{"internal/observe"}},
 	{"decide", 3163, 1700, []string{"internal/decide"}},
-	{"replicas", 2564, 2200, []string{"internal/replicas"}},
+	{"replicas", 2637, 2200, []string{"internal/replicas"}},
 	{"lab", 11632, 11700, []string{"internal/lab"}},
-	{"rim", 9190, 6000, []string{
+	{"rim", 9194, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"regexp"
 	"slices"
@@ -41,6 +42,8 @@ type Options struct {
 	Log    zerolog.Logger
 	// Delay observes the seconds from a change at another replica to its effect here.
 	Delay interface{ Observe(seconds float64) }
+	// Limit bounds the connections of other replicas; nil: it does not.
+	Limit func(net.Listener) net.Listener
 }
 
 // Node is this replica in the fleet: it runs a Core on a NATS connection. Sending and
@@ -76,6 +79,9 @@ type Node struct {
 // Start connects this replica. A NATS that is not there yet is waited for in the background.
 func Start(ctx context.Context, o Options) (*Node, error) {
 	n := &Node{id: newID(o.Config.Replica), o: o, gather: time.NewTimer(time.Hour), answers: make(chan Out, maxPeers), started: time.Now(), known: map[string]bool{}}
+	if o.Limit == nil {
+		n.o.Limit = func(l net.Listener) net.Listener { return l }
+	}
 	n.log = o.Log.With().Str("replica", n.id).Logger()
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	n.stop = stop
@@ -86,7 +92,7 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 			n.seal, err = newSeal(secret)
 		}
 		if err == nil {
-			n.server, err = startServer(ctx, o.Config, n.id, secret, n.log)
+			n.server, err = startServer(ctx, o.Config, n.id, secret, n.o.Limit, n.log)
 		}
 		if err == nil {
 			options = append(options, nats.InProcessServer(n.server.Server), nats.UserInfo(n.id, n.server.password))

@@ -12,6 +12,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"math/big"
 	"net"
 	"net/url"
@@ -29,6 +30,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
+	"golang.org/x/net/netutil"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvlane/kvlane/internal/config"
@@ -892,6 +894,44 @@ func TestARouteThatReadsSlowlyIsCutOff(t *testing.T) {
 		return errors.Join(err, say("PONG\r\n")) != nil
 	})
 	eventually(t, "end at the server", func() bool { return m.server.NumRoutes() == 0 })
+}
+
+// Connections of processes without the secret take the places of Options.Limit, not more, and only until they have to show it.
+func TestConnectionsOfRoutesAreBounded(t *testing.T) {
+	t.Parallel()
+	address := freePorts(t, 1)[0]
+	f := defaultFleet(config.FleetEmbedded)
+	f.Embedded.Listen, f.Embedded.SecretFile = address, secretFile(t, "secret")
+	m := &member{t: t, router: newRouter(t, 4), start: time.Now()}
+	const places = 4
+	m.Node = must(Start(t.Context(), Options{Config: &f, Update: m.update, Log: zerolog.Nop(), Limit: func(l net.Listener) net.Listener {
+		return netutil.LimitListener(l, places)
+	}}))
+	defer m.Close()
+	var conns []net.Conn
+	greeted := func(c net.Conn, within time.Duration) bool {
+		_ = c.SetReadDeadline(time.Now().Add(within))
+		_, err := io.ReadFull(c, make([]byte, len("INFO ")))
+		return err == nil
+	}
+	for i := range places + 1 {
+		c := must((&net.Dialer{}).DialContext(t.Context(), "tcp", address))
+		defer c.Close()
+		if conns = append(conns, c); i < places && !greeted(c, 10*time.Second) {
+			t.Fatalf("connection %d: got no greeting", i)
+		}
+	}
+	if greeted(conns[places], 500*time.Millisecond) {
+		t.Errorf("connection %d of %d places was passed on", places+1, places)
+	}
+	fmt.Fprint(conns[0], "CONNECT {\"user\":\"kvlane\",\"pass\":\"guessed\"}\r\n")
+	eventually(t, "refusal with its address", func() bool {
+		why, _ := m.server.refused.Load().(string)
+		return strings.HasPrefix(why, conns[0].LocalAddr().String()+" - rid:") && strings.Contains(why, oneSecret)
+	})
+	if !greeted(conns[places], 10*time.Second) {
+		t.Error("the last connection: got no greeting after another one was refused")
+	}
 }
 
 // Names may resolve to many addresses, most of them dead: those that are there are found as fast, and there are not too many.

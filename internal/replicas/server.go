@@ -52,9 +52,12 @@ type natsServer struct {
 	routes  int
 	reached map[string]bool
 	refused atomic.Value // text of the last error that NATS logged, "" once all routes exist
+	front   net.Listener
+	passing sync.WaitGroup // of front and its connections
+	remote  sync.Map       // their addresses by those under which NATS knows them
 }
 
-func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, log zerolog.Logger) (*natsServer, error) {
+func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, limit func(net.Listener) net.Listener, log zerolog.Logger) (*natsServer, error) {
 	e := &fleet.Embedded
 	host, portText, err := net.SplitHostPort(e.Listen)
 	if err != nil {
@@ -84,21 +87,82 @@ func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, lo
 		s.opts.Cluster.TLSTimeout = 2
 	}
 	s.opts.Routes = s.resolve(ctx)
-	if s.Server, err = server.NewServer(s.opts.Clone()); err != nil {
+	if s.front, err = (&net.ListenConfig{}).Listen(ctx, "tcp", e.Listen); err != nil {
+		return nil, fmt.Errorf("fleet.embedded.listen: %w", err)
+	}
+	if s.Server, err = server.NewServer(s.inner()); err != nil {
+		_ = s.front.Close()
 		return nil, fmt.Errorf("fleet.embedded: %w", err)
 	}
-	s.SetLoggerV2(newNATSLog(log, &s.refused), false, false, false)
+	nats := newNATSLog(log, &s.refused)
+	nats.remote = &s.remote
+	s.SetLoggerV2(nats, false, false, false)
 	s.Start()
 	if !s.ReadyForConnections(5 * time.Second) {
 		s.stop()
-		return nil, errors.New("fleet.embedded: the NATS server does not start: is listen (" + e.Listen + ") taken?")
+		return nil, errors.New("fleet.embedded: the NATS server does not start")
 	}
+	s.passing.Go(func() { s.accept(limit(s.front)) })
 	return s, nil
 }
 
 func (s *natsServer) stop() {
+	_ = s.front.Close()
 	s.Shutdown()
 	s.WaitForShutdown()
+	s.passing.Wait()
+}
+
+// inner is opts for NATS itself, which listens on loopback behind accept.
+func (s *natsServer) inner() *server.Options {
+	o := s.opts.Clone()
+	o.Cluster.Host, o.Cluster.Port = "127.0.0.1", server.RANDOM_PORT
+	return o
+}
+
+// accept passes connections on to NATS, which does not bound those that have not shown the secret yet.
+func (s *natsServer) accept(lis net.Listener) {
+	for {
+		c, err := lis.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		} else if err != nil { // out of descriptors
+			time.Sleep(probeTimeout)
+			continue
+		}
+		s.passing.Go(func() {
+			defer c.Close()
+			in, err := net.DialTimeout("tcp", s.ClusterAddr().String(), probeTimeout)
+			if err != nil {
+				return
+			}
+			defer in.Close()
+			s.remote.Store(in.LocalAddr().String(), c.RemoteAddr().String())
+			defer s.remote.Delete(in.LocalAddr().String())
+			s.passing.Go(func() {
+				pass(in, c)
+				_ = in.(*net.TCPConn).CloseWrite() // the place is taken until NATS has ended its side, too
+			})
+			pass(c, in)
+		})
+	}
+}
+
+// pass copies until one end is closed or does not read for as long as NATS would wait.
+func pass(to, from net.Conn) {
+	buffer := make([]byte, 16<<10)
+	for {
+		n, err := from.Read(buffer)
+		if err == nil {
+			err = to.SetWriteDeadline(time.Now().Add(server.DEFAULT_FLUSH_DEADLINE))
+		}
+		if err == nil {
+			_, err = to.Write(buffer[:n])
+		}
+		if err != nil {
+			return
+		}
+	}
 }
 
 // resolve returns the routes as URLs. Names that cannot be resolved are left out.
@@ -181,7 +245,7 @@ func (s *natsServer) follow(ctx context.Context) {
 
 func (s *natsServer) connectTo(routes []*url.URL) {
 	s.opts.Routes = routes
-	if err := s.ReloadOptions(s.opts.Clone()); err != nil {
+	if err := s.ReloadOptions(s.inner()); err != nil {
 		s.log.Warn().Err(err).Msg("replicas: routes not changed")
 	}
 }
@@ -237,6 +301,7 @@ type natsLog struct {
 	log      zerolog.Logger
 	last     *atomic.Value // text of the last error
 	warnings zerolog.Level // of NATS' warnings: those of a store are about files that cannot be read
+	remote   *sync.Map     // as natsServer's; nil for a store
 }
 
 // advised says what to do about a message at the side that connects, and at the other one.
@@ -245,7 +310,7 @@ var advised = strings.NewReplacer("Authorization Violation", "Authorization Viol
 
 // newNATSLog limits the rate of warnings: anybody who can connect to the port can cause them.
 func newNATSLog(log zerolog.Logger, last *atomic.Value) natsLog {
-	return natsLog{log.Sample(zerolog.LevelSampler{WarnSampler: &zerolog.BurstSampler{Burst: 5, Period: 10 * time.Second}}), last, zerolog.DebugLevel}
+	return natsLog{log.Sample(zerolog.LevelSampler{WarnSampler: &zerolog.BurstSampler{Burst: 5, Period: 10 * time.Second}}), last, zerolog.DebugLevel, nil}
 }
 
 func (l natsLog) Noticef(format string, v ...any) {
@@ -261,6 +326,11 @@ func (l natsLog) Warnf(format string, v ...any) { // some quote a file
 }
 func (l natsLog) Errorf(format string, v ...any) {
 	text := advised.Replace(fmt.Sprintf(format, v...))
+	if local, rest, ok := strings.Cut(text, " - "); ok && l.remote != nil {
+		if address, ok := l.remote.Load(local); ok {
+			text = address.(string) + " - " + rest
+		}
+	}
 	l.last.Store(text)
 	l.log.Warn().Msg("nats: " + text)
 }

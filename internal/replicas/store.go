@@ -197,7 +197,7 @@ func (s *store) serve() (*nats.Conn, error) {
 	if s.server, err = server.NewServer(&server.Options{ServerName: "store", DontListen: true, NoSigs: true, MaxPayload: maxPayload}); err != nil {
 		return nil, err
 	}
-	s.server.SetLoggerV2(natsLog{s.log, new(atomic.Value), zerolog.WarnLevel}, false, false, false)
+	s.server.SetLoggerV2(natsLog{s.log, new(atomic.Value), zerolog.WarnLevel, nil}, false, false, false)
 	s.server.Start()
 	// JetStream trusts its summary, and counts up to each number that the files have: a damaged one took all memory. Without a
 	// summary it reads the files and leaves out what is damaged.
