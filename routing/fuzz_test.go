@@ -22,7 +22,7 @@ func TestADecisionWithoutStateIsAnError(t *testing.T) {
 // the same decision, which obeys the laws of TestLaws; a bad one is an error, never a panic, and gives the same twice.
 func FuzzDecision(f *testing.F) {
 	for seed := range uint64(8) {
-		data := make([]byte, 2<<10)
+		data := make([]byte, 16<<10)
 		random := rand.New(rand.NewPCG(seed, 0))
 		for i := range data {
 			data[i] = byte(random.Uint32())
@@ -31,18 +31,21 @@ func FuzzDecision(f *testing.F) {
 	}
 	f.Fuzz(rapid.MakeFuzz(func(t *rapid.T) {
 		laws(t, 10, func(data []byte) {
-			var record any
-			if err := json.Unmarshal(data, &record); err != nil {
-				t.Fatal(err)
-			}
-			for range rapid.IntRange(0, 3).Draw(t, "changes") {
-				change(t, &record)
-			}
-			data, err := json.Marshal(record)
-			if err != nil {
-				t.Fatal(err)
-			}
 			rerunTwice(t, data)
+			for range rapid.IntRange(0, 31).Draw(t, "copies") { // few histories have several records
+				var record any
+				if err := json.Unmarshal(data, &record); err != nil {
+					t.Fatal(err)
+				}
+				for range rapid.IntRange(1, 3).Draw(t, "changes") {
+					change(t, &record)
+				}
+				changed, err := json.Marshal(record)
+				if err != nil {
+					t.Fatal(err)
+				}
+				rerunTwice(t, changed)
+			}
 		})
 	}))
 }

@@ -434,9 +434,12 @@ var requests = map[body.API]map[string]func(n int) string{
 				`,{"role":"user","content":"x"}`)
 		},
 		"arguments": func(n int) string {
-			return messages(`{"role":"user","content":"x"},{"role":"assistant","content":"","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{` +
-				list(n, `\"k%d\":1`) + `}"}}]},{"role":"user","content":"x"}`)
+			return messages(calling(`{` + list(n, `\"k%d\":1`) + `}`))
 		},
+		"arguments of lists":   func(n int) string { return messages(calling(`{\"a\":[` + list(n, `[[1],\"b\"]`) + `]}`)) },
+		"nested arguments":     func(n int) string { return messages(calling(`{\"a\":` + fill(n/2, `[`) + fill(n/2, `]`) + `}`)) },
+		"an argument":          func(n int) string { return messages(calling(`{\"a\":\"` + fill(n, `word `) + `\"}`)) },
+		"arguments of escapes": func(n int) string { return messages(calling(`{\"a\":\"` + fill(n, `\\u00e9\u005cn`) + `\"}`)) },
 		"parts": func(n int) string {
 			return messages(`{"role":"user","content":[` + list(n, `{"type":"text","text":"x"}`) + `]}`)
 		},
@@ -552,6 +555,12 @@ var requests = map[body.API]map[string]func(n int) string{
 }
 
 func messages(list string) string { return `"messages":[` + list + `]` }
+
+// calling are messages with a call of a tool.
+func calling(arguments string) string {
+	return `{"role":"user","content":"x"},{"role":"assistant","content":"","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"` +
+		arguments + `"}}]},{"role":"user","content":"x"}`
+}
 
 func turns(list string) string { return `"max_tokens":9,` + messages(list) }
 
