@@ -51,7 +51,7 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 		p.ids, err = laxIDs(in.Raw(body.FieldInputIDs))
 		return p, err
 	}
-	if m.tok.Config().ModelType == "minimax_m3_vl" && sglangRewrites(in, list) || encoder == nil && p.partial == "" && m.sglangCompletes(in) {
+	if m.sglangRewrites(in, list) || m.sglangCompletes(in, p) {
 		return nil, encoders.ErrMissing
 	}
 	cont, err := in.flag(body.FieldContinueFinalMessage, false)
@@ -101,12 +101,12 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 
 var mediaOff = strings.Fields("Gemma3ForConditionalGeneration Llama4ForConditionalGeneration Step3VLForConditionalGeneration") // by default
 
-// sglangCompletes reports whether the tokenizer puts another BOS before a rendered chat: one to a model that takes media is
-// passed on as text (OpenAIServingChat._engine_prompt).
-func (m *Model) sglangCompletes(in input) bool {
+// sglangCompletes reports whether the tokenizer puts another BOS before a rendered chat of text: one to a model that takes
+// media is passed on as text (OpenAIServingChat._engine_prompt).
+func (m *Model) sglangCompletes(in input, p *plan) bool {
 	before, after := m.sglang.Added()
-	return before+after > 0 && in.API != body.Tokenize && in.origin != body.CountTokens && m.config.known && m.config.media &&
-		!slices.Contains(mediaOff, m.tok.Config().Architecture)
+	return before+after > 0 && p.encoder == nil && p.partial == "" && in.API != body.Tokenize && in.origin != body.CountTokens &&
+		m.config.known && m.config.media && !slices.Contains(mediaOff, m.tok.Config().Architecture)
 }
 
 func (m *Model) sglangEncoder() (encoders.Encoder, error) {
@@ -145,14 +145,15 @@ func sglangLast(list []jinja.Value, cont bool) ([]jinja.Value, string) {
 
 // sglangRewrites reports whether SGLang changes a request to MiniMax-M3 in code: what it asks of
 // thinking, and the order of several results.
-func sglangRewrites(in input, list []jinja.Value) bool {
-	for i := 1; i < len(list); i++ {
+func (m *Model) sglangRewrites(in input, list []jinja.Value) bool {
+	is := m.tok.Config().ModelType == "minimax_m3_vl"
+	for i := 1; is && i < len(list); i++ {
 		if roleOf(list[i]) == roleTool && roleOf(list[i-1]) == roleTool {
 			return true
 		}
 	}
-	return given(in.Get("thinking")) || given(in.Raw(body.FieldReasoning)) || given(in.Raw(body.FieldReasoningEffort)) ||
-		given(in.Member(body.FieldChatTemplateKwargs, "reasoning_effort"))
+	return is && (given(in.Get("thinking")) || given(in.Raw(body.FieldReasoning)) || given(in.Raw(body.FieldReasoningEffort)) ||
+		given(in.Member(body.FieldChatTemplateKwargs, "reasoning_effort")))
 }
 
 // sglangArguments returns chat_template_kwargs and reasoning_effort. An effort also sets thinking and enable_thinking unless
