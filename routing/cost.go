@@ -9,7 +9,9 @@ import (
 // A prompt of more than shortPrompt tokens counts as computed before if a target holds all but repeated of them: blocks have
 // up to 64 tokens, the last one seldom full. With more than batch requests above the least loaded target, decoding costs too.
 // crowdedAt is the load of the least loaded target, in tokens, at which a miss of a one-shot request costs all of Cost.Miss.
-const shortPrompt, repeated, batch, crowdedAt = 256, 64, 128, 85_000
+// Where conversations return, a new one counts up to missPart of its miss: computing a prefix on an idle target too delays no
+// other request. A resident token costs residentPart of a queued one: contexts beyond a target's memory evict each other.
+const shortPrompt, repeated, batch, crowdedAt, missPart, residentPart = 256, 64, 128, 85_000, 0.25, 0.02
 
 // gate reports whether overlaps count: the best one must be strictly above the threshold.
 func (d *decision) gate() bool {
@@ -25,15 +27,11 @@ func (d *decision) gate() bool {
 // price computes the cost of every candidate.
 func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 	d.priced = w == &d.req.policy.Cost
-	prompt := float64(d.q.PromptTokens)
-	denominator := max(prompt, 1)
-	if w.WorkShare != 0 {
-		sum := 0.0
-		for i := range cands {
-			sum += float64(cands[i].work)
-		}
-		denominator = max(sum, prompt, 1)
+	prompt, sum := float64(d.q.PromptTokens), 0.0
+	for i := range cands {
+		sum += float64(cands[i].work)
 	}
+	denominator := max(sum, prompt, 1)
 	missPrice := w.Miss * (1 - d.returning/2)
 	if d.returning > 0 {
 		d.ex.sayf("cost", "a miss costs %.1f: %.0f %% of the requests continue a conversation", missPrice, 50*(1+d.returning/d.req.policy.Returning))
@@ -58,12 +56,11 @@ func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 		if !affinity {
 			miss = prompt
 		}
-		queue, active := float64(c.queue)+heldPart*d.returning*float64(c.held), float64(c.active)
-		work := float64(c.work)
+		queue, active, work := float64(c.queue)+heldPart*d.returning*float64(c.held), float64(c.active), float64(c.work)
 		requests := requestPrice*active - spared*min(active, cheap)
 		share := w.WorkShare * work * prompt / denominator / c.speed
 		if w.Queue > 0 || w.Work > 0 {
-			c.cost = (missPrice*miss+w.Queue*queue+w.Work*work)/c.speed + w.KV*float64(c.kv) + requests + share
+			c.cost = (missPrice*miss+w.Queue*queue+w.Work*work)/c.speed + (w.KV+residentPart*d.returning)*float64(c.kv) + requests + share
 		} else {
 			c.cost = missPrice*miss + w.KV*float64(c.kv) + requests/c.speed + share
 		}
@@ -108,9 +105,8 @@ func (d *decision) firstPhase() bool {
 	d.r.workerCands = workers
 	d.price(workers, &d.req.policy.WorkerCost, true)
 	d.least(workers)
-	worker := d.out.worker
 	d.ex.sayf("worker", "%s at cost %.0f", d.r.targets[d.out.slot].info.Worker, d.out.cost)
-	d.keep("worker", ReasonPin, func(c *candidate) bool { return c.worker == worker })
+	d.keep("worker", ReasonPin, func(c *candidate) bool { return c.worker == d.out.worker })
 	d.findBestOverlap()
 	if d.req.policy.Level == TwoPhase {
 		return false

@@ -99,9 +99,13 @@ func (d *decision) firstTurnStage() bool {
 	case PlaceRoundRobin:
 		best = *d.nextInTurn(d.cands, func(*candidate) bool { return true })
 	default:
-		least := math.Inf(1)
+		load, least := math.Inf(1), math.Inf(1)
 		for i := range d.cands {
-			least = min(least, d.wait(&d.cands[i], returning))
+			load = min(load, d.wait(&d.cands[i], 1))
+		}
+		returns := returning * (1 - missPart*min(load/8192, 1))
+		for i := range d.cands {
+			least = min(least, d.wait(&d.cands[i], returns))
 		}
 		least += float64(min(f.Slack, d.q.PromptTokens)) * (1 - returning)
 		if b := &d.out.models.Starts[d.req.leg]; d.r.concurrent(d.now, b.Placed) && d.r.concurrent(d.now, b.Heard) {
@@ -110,7 +114,7 @@ func (d *decision) firstTurnStage() bool {
 			least += float64(min(d.r.others.Replicas-1, 3)) * d.req.policy.Cost.Active
 		}
 		room := func(c *candidate) bool { return !d.r.saturated(d.now, &d.r.targets[c.slot]) }
-		low := func(c *candidate) bool { return d.wait(c, returning) <= least }
+		low := func(c *candidate) bool { return d.wait(c, returns) <= least }
 		near := func(c *candidate) bool { return low(c) && room(c) }
 		if d.r.config.Hold > 0 && !d.some(near) {
 			near, d.out.anywhere = low, returning == 0 && !d.some(room)
