@@ -153,6 +153,7 @@ func TestLargeBatchesTakeTurns(t *testing.T) {
 	// Though all feeds have a batch to send, no worker has two turns in a row, once both wait.
 	const batch = (2<<20)/9/maxPart + 1 // pieces
 	for turns, run, last := 0, 0, holder; turns < 6; {
+		time.Sleep(time.Millisecond) // the other worker's next batch comes to wait
 		letGo <- struct{}{}
 		if worker, _, _ := strings.Cut(<-arrived, "/"); worker != last {
 			turns, run, last = turns+1, 0, worker
