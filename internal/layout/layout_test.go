@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83701
+	totalLimit = 83715
 	totalGoal  = 62000
 )
 
@@ -34,9 +34,9 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 22036, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28656, 22000, []string{"internal/tokens"}},
+	{"tokens", 28670, 22000, []string{"internal/tokens"}},
 	{"fleet", 4733, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1652, 1300, []string{"internal/observe"}},
+	{"observe", 1650, 1300, []string{"internal/observe"}},
 	{"decide", 3163, 1700, []string{"internal/decide"}},
 	{"replicas", 2637, 2200, []string{"internal/replicas"}},
 	{"lab", 11632, 11700, []string{"internal/lab"}},

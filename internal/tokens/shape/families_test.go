@@ -319,6 +319,39 @@ func TestSGLangRewrites(t *testing.T) {
 	}
 }
 
+// TestSGLangRendersInCode: chats of GLM-5.3 have no ids with SGLang, which does not render its template; those of the models
+// before it, of other engines, and with a template of the request have.
+func TestSGLangRendersInCode(t *testing.T) {
+	t.Parallel()
+	const template = "{#[gMASK]<sop> Reasoning Effort: <tool_call><arg_key><arg_value>#}{{ messages|length }}"
+	for name, c := range map[string]struct {
+		architecture, template, rest string
+		engine                       shape.Engine
+		missing                      bool
+	}{
+		"GLM-5.3":                {"GlmMoeDsaForCausalLM", template, "", shape.SGLang, true},
+		"GLM-5.3-Flash":          {"Glm5NextForConditionalGeneration", template, "", shape.SGLang, true},
+		"GLM-5":                  {"GlmMoeDsaForCausalLM", template + "{#enable_thinking#}", "", shape.SGLang, false},
+		"GLM-4":                  {"Glm4MoeForCausalLM", template, "", shape.SGLang, false},
+		"vLLM":                   {"GlmMoeDsaForCausalLM", template, "", shape.VLLM, false},
+		"the request's template": {"GlmMoeDsaForCausalLM", template, `,"chat_template_kwargs":{"chat_template":"{#[gMASK]<sop> Reasoning Effort: <arg_key>#}1"}`, shape.SGLang, false},
+	} {
+		m, err := shape.Load(fstest.MapFS{"tokenizer.json": {Data: byteTokenizer()}, "config.json": {Data: fmt.Appendf(nil, `{"architectures": [%q]}`, c.architecture)},
+			"chat_template.jinja": {Data: []byte(c.template)}}, shape.Options{TrustTemplates: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		req, err := body.Parse(body.Chat, []byte(`{"messages":[{"role":"user","content":"a"}]`+c.rest+`}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := m.RenderPrompt(req, c.engine)
+		if c.missing && !errors.Is(err, encoders.ErrMissing) || !c.missing && (err != nil || res.Text != "1") {
+			t.Errorf("%s: got %q, error %v, want no ids: %v", name, res.Text, err, c.missing)
+		}
+	}
+}
+
 // TestCallsOfOtherRoles: vLLM keeps what a message that is not an assistant's has as tool_calls, invalid or not, and its encoder of
 // gpt-oss reads names of tools from there. So a chat with invalid ones has no ids; those of an assistant are refused.
 func TestCallsOfOtherRoles(t *testing.T) {

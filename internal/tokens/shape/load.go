@@ -245,12 +245,17 @@ func (m *Model) requestTemplate(source string, engine *profile) (*template, erro
 	return t, nil
 }
 
+// takesMedia reports whether the model accepts more than text, and whether that is certain.
+func (m *Model) takesMedia() (takes, known bool) {
+	if given := m.options.Multimodal; given != nil {
+		return *given, true
+	}
+	return m.config.media, m.config.known
+}
+
 // refuseMedia refuses a non-text part of a message, unless the model accepts such parts.
 func (m *Model) refuseMedia(kind string, engine *profile) error {
-	takes, known := m.config.media, m.config.known
-	if given := m.options.Multimodal; given != nil {
-		takes, known = *given, true
-	}
+	takes, known := m.takesMedia()
 	if takes {
 		return nil
 	}

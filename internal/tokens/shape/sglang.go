@@ -51,7 +51,7 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 		p.ids, err = laxIDs(in.Raw(body.FieldInputIDs))
 		return p, err
 	}
-	if m.sglangRewrites(in, list) || m.sglangCompletes(in, p) {
+	if m.sglangRewrites(in, list) || m.sglangCompletes(in, p) || encoder == nil && m.sglangInCode(p.template) {
 		return nil, encoders.ErrMissing
 	}
 	cont, err := in.flag(body.FieldContinueFinalMessage, false)
@@ -99,14 +99,15 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 	return p, nil
 }
 
-var mediaOff = strings.Fields("Gemma3ForConditionalGeneration Llama4ForConditionalGeneration Step3VLForConditionalGeneration") // by default
+var mediaOff = strings.Fields("Gemma3ForConditionalGeneration Llama4ForConditionalGeneration Step3VLForConditionalGeneration") // without --enable-multimodal
 
 // sglangCompletes reports whether the tokenizer puts another BOS before a rendered chat of text: one to a model that takes
 // media is passed on as text (OpenAIServingChat._engine_prompt).
 func (m *Model) sglangCompletes(in input, p *plan) bool {
 	before, after := m.sglang.Added()
+	takes, known := m.takesMedia()
 	return before+after > 0 && p.encoder == nil && p.partial == "" && in.API != body.Tokenize && in.origin != body.CountTokens &&
-		m.config.known && m.config.media && !slices.Contains(mediaOff, m.tok.Config().Architecture)
+		takes && known && (m.options.Multimodal != nil || !slices.Contains(mediaOff, m.tok.Config().Architecture))
 }
 
 func (m *Model) sglangEncoder() (encoders.Encoder, error) {
@@ -154,6 +155,14 @@ func (m *Model) sglangRewrites(in input, list []jinja.Value) bool {
 	}
 	return is && (given(in.Get("thinking")) || given(in.Raw(body.FieldReasoning)) || given(in.Raw(body.FieldReasoningEffort)) ||
 		given(in.Member(body.FieldChatTemplateKwargs, "reasoning_effort")))
+}
+
+// sglangInCode reports whether SGLang renders in code instead of the folder's template: GLM-5.3's, by its text and the
+// architecture (parser/python_chat_template.py). GLM-5 to 5.2 share the architecture.
+func (m *Model) sglangInCode(t *template) bool {
+	has := func(text string) bool { return strings.Contains(t.source, text) }
+	return has("[gMASK]<sop>") && has("Reasoning Effort:") && has("<arg_key>") && !has("enable_thinking") && !t.fromRequest &&
+		slices.Contains([]string{"GlmMoeDsaForCausalLM", "Glm5NextForConditionalGeneration"}, m.tok.Config().Architecture)
 }
 
 // sglangArguments returns chat_template_kwargs and reasoning_effort. An effort also sets thinking and enable_thinking unless

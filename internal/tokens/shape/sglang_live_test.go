@@ -201,7 +201,8 @@ func TestSGLangTokenizesChatsTwice(t *testing.T) {
 		api         body.API
 		engine      shape.Engine
 		raw         string
-		want        bool // there are ids
+		given       *bool // models[].multimodal
+		want        bool  // there are ids
 	}{
 		"SGLang":              {config: media, bos: "true", engine: shape.SGLang, raw: chat},
 		"SGLang, messages":    {config: media, bos: "true", engine: shape.SGLang, api: body.Messages, raw: `{"max_tokens": 1, ` + chat[1:]},
@@ -211,13 +212,17 @@ func TestSGLangTokenizesChatsTwice(t *testing.T) {
 		"no BOS":              {config: media, bos: "false", engine: shape.SGLang, raw: chat, want: true},
 		"text only":           {config: `"architectures": ["MistralForCausalLM"]`, bos: "true", engine: shape.SGLang, raw: chat, want: true},
 		"media off":           {config: `"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}`, bos: "true", engine: shape.SGLang, raw: chat, want: true},
+		"media on":            {config: `"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}`, bos: "true", engine: shape.SGLang, raw: chat, given: new(true)},
+		"no config, media":    {bos: "true", engine: shape.SGLang, raw: chat, given: new(true)},
+		"no config":           {bos: "true", engine: shape.SGLang, raw: chat, want: true},
+		"given as text only":  {config: media, bos: "true", engine: shape.SGLang, raw: chat, given: new(false), want: true},
 		"vLLM":                {config: media, bos: "true", engine: shape.VLLM, raw: chat, want: true},
 		"up to the first one": {config: media, bos: "true", engine: shape.SGLang, raw: `{"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}`, want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, err := shape.Load(fstest.MapFS{"tokenizer.json": {Data: byteTokenizer("<s>")}, "config.json": {Data: []byte("{" + c.config + "}")},
 				"tokenizer_config.json": {Data: []byte(`{"bos_token": "<s>", "tokenizer_class": "LlamaTokenizerFast", "add_bos_token": ` + c.bos + `,
-					"chat_template": "<s>{% for m in messages %}{{ m.content }}{% endfor %}"}`)}}, shape.Options{})
+					"chat_template": "<s>{% for m in messages %}{{ m.content }}{% endfor %}"}`)}}, shape.Options{Multimodal: c.given})
 			if err != nil {
 				t.Fatal(err)
 			}
