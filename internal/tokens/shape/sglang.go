@@ -51,7 +51,7 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 		p.ids, err = laxIDs(in.Raw(body.FieldInputIDs))
 		return p, err
 	}
-	if m.sglangRewrites(in, list) || m.sglangCompletes(in, p) || encoder == nil && m.sglangInCode(p.template) {
+	if m.sglangRewrites(in, list, p.template) || m.sglangCompletes(in, p) {
 		return nil, encoders.ErrMissing
 	}
 	cont, err := in.flag(body.FieldContinueFinalMessage, false)
@@ -144,23 +144,23 @@ func sglangLast(list []jinja.Value, cont bool) ([]jinja.Value, string) {
 	return list, ""
 }
 
-// sglangRewrites reports whether SGLang changes a request to MiniMax-M3 in code: what it asks of
-// thinking, and the order of several results.
-func (m *Model) sglangRewrites(in input, list []jinja.Value) bool {
+// sglangRewrites reports whether SGLang renders in code instead of the template, which is nil with an encoder, or changes a
+// request to MiniMax-M3 in code: what it asks of thinking, and the order of several results.
+func (m *Model) sglangRewrites(in input, list []jinja.Value, t *template) bool {
 	is := m.tok.Config().ModelType == "minimax_m3_vl"
 	for i := 1; is && i < len(list); i++ {
 		if roleOf(list[i]) == roleTool && roleOf(list[i-1]) == roleTool {
 			return true
 		}
 	}
-	return is && (given(in.Get("thinking")) || given(in.Raw(body.FieldReasoning)) || given(in.Raw(body.FieldReasoningEffort)) ||
+	return m.sglangInCode(t) || is && (given(in.Get("thinking")) || given(in.Raw(body.FieldReasoning)) || given(in.Raw(body.FieldReasoningEffort)) ||
 		given(in.Member(body.FieldChatTemplateKwargs, "reasoning_effort")))
 }
 
 // sglangInCode reports whether SGLang renders in code instead of the folder's template: GLM-5.3's, by its text and the
 // architecture (parser/python_chat_template.py). GLM-5 to 5.2 share the architecture.
 func (m *Model) sglangInCode(t *template) bool {
-	has := func(text string) bool { return strings.Contains(t.source, text) }
+	has := func(text string) bool { return t != nil && strings.Contains(t.source, text) }
 	return has("[gMASK]<sop>") && has("Reasoning Effort:") && has("<arg_key>") && !has("enable_thinking") && !t.fromRequest &&
 		slices.Contains([]string{"GlmMoeDsaForCausalLM", "Glm5NextForConditionalGeneration"}, m.tok.Config().Architecture)
 }
