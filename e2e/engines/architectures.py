@@ -1,33 +1,43 @@
 """List the architectures of models that engines register: architectures.py VLLM SGLANG, the folders of the two packages.
 
-Prints "NAME vllm sglang", with "text", "media", "pooling" or "-" for vLLM and "yes" or "-" for SGLang, of which only generative
-models are listed. With a third argument, modes, it
-prints what else decides how chats become prompts, "REGISTRY NAME ...": vLLM's renderers, its tokenizers and the architectures
-for which it chooses them; SGLang's encodings of chats in code, and its conversation templates by model type; and where vLLM
-decides that a request does not read the prefix cache. The tests of internal/tokens/shape read both lists.
+Prints "NAME vllm sglang" for every name of the two registries, with "text", "media" or "pooling" for vLLM, "yes" or "pooling" for
+SGLang, "other" for what no model of its own has (drafts, encoders, wrappers of other libraries), and "-" if an engine lacks it.
+With a third argument, modes, it prints what else decides how chats become prompts, "REGISTRY NAME ...": vLLM's renderers, its
+tokenizers and the architectures for which it chooses them, and the model types for which it has a template if the folder has
+none; SGLang's encodings of chats in code, and its conversation templates by model type; and where vLLM decides that a request
+does not read the prefix cache. The tests of internal/tokens/shape read both lists.
 """
 import ast
 import pathlib
 import re
 import sys
 
-# Drafts, encoders and heads, and wrappers whose models have names of their own.
-NOT_SERVED = re.compile("NextN$|MTP$|Draft|Eagle|DSpark|DFlash|Assistant|Classification|Reward|Embedding|Vision(Model|For)|^Transformers|Contriever|Bert|"
-                        "Roberta|CLIP|Bidirectional|ASR|Image|(?<!Chat)Model$")
+# The parts of vLLM's registry, _VLLM_MODELS. Where a name is in several of them, the first of this order counts.
+KINDS = {
+    "_TEXT_GENERATION_MODELS": "text", "_MULTIMODAL_MODELS": "media", "_TRANSFORMERS_SUPPORTED_MODELS": "text",
+    "_EMBEDDING_MODELS": "pooling", "_LATE_INTERACTION_MODELS": "pooling", "_REWARD_MODELS": "pooling",
+    "_TOKEN_CLASSIFICATION_MODELS": "pooling", "_SEQUENCE_CLASSIFICATION_MODELS": "pooling",
+    "_SPECULATIVE_DECODING_MODELS": "other", "_TRANSFORMERS_BACKEND_MODELS": "other",
+}
 
-
-POOLING = ["_EMBEDDING_MODELS", "_LATE_INTERACTION_MODELS", "_REWARD_MODELS", "_TOKEN_CLASSIFICATION_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS"]
+# SGLang has one list of classes. These are its drafts, wrappers and one encoder; those that pool are named by a function and so.
+OTHER = re.compile("NextN$|MTP$|Draft|Eagle|DSpark|DFlash|Assistant|^Transformers|^PixtralVisionModel$")
+POOLING = re.compile("Classification|Embedding")
 
 
 def vllm(package):
-    registry = ast.parse((package / "model_executor/models/registry.py").read_text())
-    out = {}
-    for node in registry.body:
+    dicts = {}
+    for node in ast.parse((package / "model_executor/models/registry.py").read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Dict):
-            kind = {"_TEXT_GENERATION_MODELS": "text", "_MULTIMODAL_MODELS": "media", **dict.fromkeys(POOLING, "pooling")}.get(node.targets[0].id)
-            for key in node.value.keys if kind else []:
-                if key is not None and (kind != "pooling" or key.value not in out):
-                    out[key.value] = kind
+            dicts[node.targets[0].id] = node.value
+    if (parts := {value.id for value in dicts["_VLLM_MODELS"].values}) != KINDS.keys():
+        raise SystemExit(f"vLLM's registry has the parts {sorted(parts)}")
+    out = {}
+    for part, kind in KINDS.items():
+        for key, value in zip(dicts[part].keys, dicts[part].values):
+            if key is not None:  # else names of another part
+                wraps = part == "_TRANSFORMERS_SUPPORTED_MODELS" and value.elts[1].value.startswith("TransformersMultiModal")
+                out.setdefault(key.value, "media" if wraps else kind)
     return out
 
 
@@ -44,12 +54,19 @@ def unread(package):
 
 
 def sglang(package):
-    for file in (package / "srt/models").rglob("*.py"):
+    config = ast.parse((package / "srt/configs/model_config.py").read_text())
+    generates = next(node for node in config.body if getattr(node, "name", "") == "is_generation_model")
+    pools = {node.left.value for node in ast.walk(generates) if isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant)}
+    out = {}
+    for file in (package / "srt/models").glob("*.py"):
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "EntryClass":
                 for name in getattr(node.value, "elts", [node.value]):
-                    if isinstance(name, ast.Name) and not NOT_SERVED.search(name.id):
-                        yield name.id
+                    pooling = name.id in pools or POOLING.search(name.id)
+                    out[name.id] = "other" if OTHER.search(name.id) else "pooling" if pooling else "yes"
+    if lost := pools - out.keys():
+        raise SystemExit(f"SGLang pools {sorted(lost)}, which it does not register")
+    return out
 
 
 def assigned(file, name):
@@ -75,6 +92,8 @@ def modes(ours, theirs):
         yield "vllm-renderer", name
     for name, _ in assigned(ours / "tokenizers/registry.py", "_VLLM_TOKENIZERS"):
         yield "vllm-tokenizer", name
+    for type_, _ in assigned(ours / "transformers_utils/chat_templates/registry.py", "_MODEL_TYPE_TO_CHAT_TEMPLATE_FALLBACK"):
+        yield "vllm-fallback", type_
     for architecture, mode in defaults(ours / "config/model.py"):
         yield "vllm-default", mode, architecture
     resolve = next(f for f in ast.parse((theirs / "srt/entrypoints/openai/chat_encoding.py").read_text()).body
@@ -93,6 +112,6 @@ if __name__ == "__main__":
     if sys.argv[3:] == ["modes"]:
         print(*sorted({" ".join(row) for row in modes(*packages)}), sep="\n")
         sys.exit()
-    ours, theirs = vllm(packages[0]), set(sglang(packages[1]))
-    for name in sorted(ours.keys() | theirs, key=lambda name: (name.lower(), name)):
-        print(name, ours.get(name, "-"), "yes" if name in theirs else "-")
+    ours, theirs = vllm(packages[0]), sglang(packages[1])
+    for name in sorted(ours.keys() | theirs.keys(), key=lambda name: (name.lower(), name)):
+        print(name, ours.get(name, "-"), theirs.get(name, "-"))

@@ -32,33 +32,37 @@ type family struct {
 const (
 	exact    = "exact"
 	template = "by its chat template"
+	fallback = template + "; by load if the folder has none" // vLLM has one of its own then
 	byLoad   = "by load: its encoder is missing"
+	unserved = "not served"
+
+	noTemplate = "by load: it has no chat template"
 )
 
 var families = []family{
 	{"gpt-oss", "gpt_oss", "GptOssForCausalLM", nil, exact, template, []string{"encoders/harmony"}},
 	{"DeepSeek-V3.2", "deepseek_v32", "DeepseekV32ForCausalLM", nil, exact, exact, []string{"encoders/deepseek_v32", "bodies/sglang_dsv32_conversations"}},
 	{"DeepSeek-V4, text", "deepseek_v4", "DeepseekV4ForCausalLM", nil, exact, byLoad, []string{"encoders/deepseek_v4"}},
-	{"DeepSeek-V4 with images", "deepseek_v4", "DeepseekV4ForConditionalGeneration", nil, exact + " up to the first image", byLoad, []string{"encoders/deepseek_v4"}},
-	{"DeepSeek-V4.1", "deepseek_v41", "DeepseekV41ForCausalLM", nil, exact, byLoad, []string{"encoders/deepseek_v41"}},
+	{"DeepSeek-V4 with images", "deepseek_v4", "DeepseekV4ForConditionalGeneration", nil, exact + " up to the first image", unserved, []string{"encoders/deepseek_v4"}},
+	{"DeepSeek-V4.1", "deepseek_v41", "DeepseekV41ForCausalLM", nil, exact + " up to the first image", byLoad, []string{"encoders/deepseek_v41"}},
 	{"Kimi K3", "kimi_k3", "KimiK3ForConditionalGeneration", nil, byLoad, byLoad, nil},
-	{"Kimi K3, text", "kimi_k3", "KimiK3LinearForCausalLM", nil, "not served", byLoad, nil},
-	{"Kimi-Audio", "kimi_audio", "MoonshotKimiaForCausalLM", nil, byLoad, template, nil},
-	{"Inkling, text", "inkling", "InklingForCausalLM", nil, exact, "not served", []string{"encoders/inkling"}},
+	{"Kimi K3, text", "kimi_k3", "KimiK3LinearForCausalLM", nil, unserved, byLoad, nil},
+	{"Kimi-Audio", "kimi_audio", "MoonshotKimiaForCausalLM", nil, byLoad, unserved, nil},
+	{"Inkling, text", "inkling", "InklingForCausalLM", nil, exact, unserved, []string{"encoders/inkling"}},
 	{"Inkling", "inkling", "InklingForConditionalGeneration", nil, exact + " up to the first medium", byLoad, []string{"encoders/inkling"}},
 	{"Mistral in its own format", "mistral", "MistralForCausalLM", []string{"tekken.json", "consolidated.safetensors"}, exact + " up to the first medium", template, []string{"encoders/mistral_v3", "encoders/mistral_tekken_v13"}},
 	{"Mistral in Hugging Face's format", "mistral", "MistralForCausalLM", []string{"tekken.json"}, template, template, nil},
 	{"Cohere", "cohere2", "Cohere2ForCausalLM", nil, template, template, nil},
-	{"DeepSeek-OCR", "deepseek-ocr", "DeepseekOCRForCausalLM", nil, template, byLoad, nil},
-	{"DeepSeek-VL2", "deepseek_vl_v2", "DeepseekVL2ForCausalLM", nil, "not served", byLoad, nil},
+	{"DeepSeek-OCR", "deepseek-ocr", "DeepseekOCRForCausalLM", nil, fallback, byLoad, nil},
+	{"DeepSeek-VL2", "deepseek_vl_v2", "DeepseekVL2ForCausalLM", nil, unserved, byLoad, nil},
 	{"InternVL", "internvl_chat", "InternVLChatModel", nil, template, byLoad, nil},
-	{"Janus", "multi_modality", "MultiModalityCausalLM", nil, "not served", byLoad, nil},
+	{"Janus", "multi_modality", "MultiModalityCausalLM", nil, unserved, byLoad, nil},
 	{"MiniCPM-o", "minicpmo", "MiniCPMO", nil, template, byLoad, nil},
-	{"MiniCPM-V up to 4.5", "minicpmv", "MiniCPMV", nil, template, byLoad, nil},
-	{"MOSS-VL", "moss_vl", "MossVLForConditionalGeneration", nil, "not served", byLoad, nil},
+	{"MiniCPM-V up to 4.5", "minicpmv", "MiniCPMV", nil, fallback, byLoad, nil},
+	{"MOSS-VL", "moss_vl", "MossVLForConditionalGeneration", nil, unserved, byLoad, nil},
 	{"PaddleOCR-VL", "paddleocr_vl", "PaddleOCRVLForConditionalGeneration", nil, template, byLoad, nil},
 	{"Phi-4-multimodal", "phi4mm", "Phi4MMForCausalLM", nil, template, byLoad, nil},
-	{"Unlimited-OCR", "unlimited-ocr", "UnlimitedOCRForCausalLM", nil, template, byLoad, nil},
+	{"Unlimited-OCR", "unlimited-ocr", "UnlimitedOCRForCausalLM", nil, fallback, byLoad, nil},
 	{"Whisper", "whisper", "WhisperForConditionalGeneration", nil, template, byLoad, nil},
 	{"Kimi K2", "kimi_k2", "DeepseekV3ForCausalLM", nil, template, template, nil},
 }
@@ -76,7 +80,7 @@ var modes = []mode{
 	{"vLLM", "mistral", "Mistral's own format", "exact up to the first medium"},
 	{"vLLM", "deepseek_v32", "DeepSeek-V3.2", "exact"},
 	{"vLLM", "deepseek_v4", "DeepSeek-V4", "exact up to the first image"},
-	{"vLLM", "deepseek_v41", "DeepSeek-V4.1", "exact"},
+	{"vLLM", "deepseek_v41", "DeepSeek-V4.1", "exact up to the first image"},
 	{"vLLM", "inkling", "Inkling", "exact up to the first medium"},
 	{"vLLM", "kimi_k3", "Kimi K3", "by load: the encoder is code of the model's folder"},
 	{"vLLM", "kimi_audio", "Kimi-Audio", "by load: the tokenizer is code of vLLM's, and the folder has no chat template"},
@@ -105,18 +109,18 @@ func TestModes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, problem := range unlisted(string(list)) {
+	for _, problem := range unlisted(string(list), page(t)) {
 		t.Error(problem)
 	}
-	for _, line := range []string{"vllm-renderer new", "vllm-default inkling NewForCausalLM", "vllm-default new InklingForCausalLM", "sglang-encoding hf", "sglang-conversation new x", "new x"} {
-		if unlisted(line) == nil {
+	for _, line := range []string{"vllm-renderer new", "vllm-default inkling NewForCausalLM", "vllm-default new InklingForCausalLM", "sglang-encoding hf", "sglang-conversation new x", "vllm-fallback new", "new x"} {
+		if unlisted(line, page(t)) == nil {
 			t.Errorf("%s: got no problem, want one", line)
 		}
 	}
 }
 
-// unlisted returns what the tables lack of a list of architectures.py.
-func unlisted(list string) (problems []string) {
+// unlisted returns what the tables, or the page, lack of a list of architectures.py.
+func unlisted(list, page string) (problems []string) {
 	for line := range strings.Lines(list) {
 		f := strings.Fields(line)
 		hasMode := func(registry, name string) bool {
@@ -125,7 +129,9 @@ func unlisted(list string) (problems []string) {
 		var known bool
 		switch f[0] {
 		case "vllm-default":
-			known = hasMode("vLLM", f[1]) && (f[2] == f[1] || slices.ContainsFunc(families, func(of family) bool { return of.architecture == f[2] && of.vllm != template }))
+			known = hasMode("vLLM", f[1]) && (f[2] == f[1] || slices.ContainsFunc(families, func(of family) bool { return of.architecture == f[2] && !strings.HasPrefix(of.vllm, template) }))
+		case "vllm-fallback":
+			known = strings.Contains(page, "`"+f[1]+"`")
 		case "vllm-unread": // the rules are vllmCacheRules; a place that is not listed is one to read
 			known = true
 		case "sglang-conversation":
@@ -156,7 +162,9 @@ func TestRegistriesLive(t *testing.T) {
 		packages = append(packages, found[0])
 	}
 	for file, further := range map[string][]string{"architectures.txt": nil, "modes.txt": {"modes"}} {
-		got, err := exec.Command("python3", slices.Concat([]string{"../../../e2e/engines/architectures.py"}, packages, further)...).Output()
+		list := exec.Command("python3", slices.Concat([]string{"../../../e2e/engines/architectures.py"}, packages, further)...)
+		list.Stderr = os.Stderr
+		got, err := list.Output()
 		if err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
@@ -175,7 +183,7 @@ func TestRegistriesLive(t *testing.T) {
 				t.Errorf("testdata/%s has %s, the engines do not", file, line)
 			}
 		}
-		t.Logf("%s: %d lines, as installed", file, len(ours)-1)
+		t.Logf("%s: %d lines compared", file, len(ours)-1)
 	}
 }
 
@@ -183,6 +191,18 @@ var (
 	updatePage = flag.Bool("update", false, "write the tables of docs/models.md")
 	pageLock   sync.Mutex
 )
+
+// page returns docs/models.md.
+func page(t *testing.T) string {
+	t.Helper()
+	pageLock.Lock()
+	defer pageLock.Unlock()
+	text, err := os.ReadFile("../../../docs/models.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
 
 // comparePage compares the part of docs/models.md that a test writes with -update.
 func comparePage(t *testing.T, test, want string) {
@@ -232,11 +252,16 @@ func TestFamilies(t *testing.T) {
 				}
 			}
 			vllm, sglang := treatments(t, f)
-			if f.vllm == "not served" {
+			if f.vllm == unserved {
 				vllm = f.vllm
 			}
-			if f.sglang == "not served" {
+			if f.sglang == unserved {
 				sglang = f.sglang
+			}
+			if f.vllm == fallback {
+				if bare, _ := treatments(t, family{modelType: f.modelType, architecture: f.architecture}); bare != noTemplate {
+					t.Errorf("without a template: got %q, want %q", bare, noTemplate)
+				}
 			}
 			if !strings.HasPrefix(f.vllm, vllm) || !strings.HasPrefix(f.sglang, sglang) {
 				t.Errorf("got %q and %q, want %q and %q", vllm, sglang, f.vllm, f.sglang)
@@ -255,7 +280,7 @@ func treatments(t *testing.T, f family) (vllm, sglang string) {
 	for _, name := range f.files {
 		files[name] = &fstest.MapFile{Data: tekkenOf(t, "v13", bytesVocabulary())}
 	}
-	if f.sglang == template || f.vllm == template {
+	if f.sglang == template || strings.HasPrefix(f.vllm, template) {
 		files["chat_template.jinja"] = &fstest.MapFile{Data: []byte("{{ messages[0].content }}")}
 	}
 	m, err := shape.Load(files, shape.Options{})
@@ -272,7 +297,7 @@ func treatments(t *testing.T, f family) (vllm, sglang string) {
 		case errors.Is(err, encoders.ErrMissing):
 			return byLoad
 		case errors.Is(err, shape.ErrNoTemplate):
-			return "by load: it has no chat template"
+			return noTemplate
 		case err != nil:
 			t.Fatal(err)
 		case res.Text == "a":
@@ -379,6 +404,12 @@ func TestCallsOfOtherRoles(t *testing.T) {
 	}
 }
 
+// groups are the lists of docs/models.md, by what architectures.py says of vLLM and SGLang.
+var groups = [...]struct{ kinds, title string }{
+	{"text yes", "Text, both engines"}, {"text -", "Text, vLLM"}, {"media yes", "Media, both engines"}, {"media -", "Media, vLLM"}, {"- yes", "SGLang"},
+	{"pooling pooling", "Pooling, both engines"}, {"pooling -", "Pooling, vLLM"}, {"- pooling", "Pooling, SGLang"},
+}
+
 // TestArchitectures: all architectures that the engines register for generation, but for those of families, are rendered by a
 // template, and docs/models.md lists them and those that pool. e2e/engines/architectures.py lists those of the installed engines.
 func TestArchitectures(t *testing.T) {
@@ -387,27 +418,25 @@ func TestArchitectures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	groups := map[string][]string{}
+	names, kinds := map[string][]string{}, map[string][]string{}
 	for line := range strings.Lines(string(list)) {
 		f := strings.Fields(line)
-		if f[1] == "pooling" { // its folder's tokenizer decides
-			groups[f[1]] = append(groups[f[1]], "`"+f[0]+"`")
-			continue
-		}
+		kinds[f[0]] = f[1:]
 		if slices.ContainsFunc(families, func(of family) bool { return of.architecture == f[0] && (of.vllm != template || of.sglang != template) }) {
 			continue
 		}
-		vllm, sglang := treatments(t, family{architecture: f[0], sglang: template})
-		if f[1] != "-" && vllm != template || f[2] != "-" && sglang != template {
-			t.Errorf("%s: got %q with vLLM and %q with SGLang, want a template or a row of families", f[0], vllm, sglang)
+		if f[1] != "pooling" && f[2] != "pooling" && f[1] != "other" && f[2] != "other" { // else the folder's tokenizer decides, or nothing is served
+			vllm, sglang := treatments(t, family{architecture: f[0], sglang: template})
+			if f[1] != "-" && vllm != template || f[2] != "-" && sglang != template {
+				t.Errorf("%s: got %q with vLLM and %q with SGLang, want a template or a row of families", f[0], vllm, sglang)
+			}
 		}
-		groups[f[1]+" "+f[2]] = append(groups[f[1]+" "+f[2]], "`"+f[0]+"`")
+		names[f[1]+" "+f[2]] = append(names[f[1]+" "+f[2]], "`"+f[0]+"`")
 	}
 	var out strings.Builder
-	for _, g := range [...][2]string{{"text yes", "Text, both engines"}, {"text -", "Text, vLLM"}, {"media yes", "Media, both engines"}, {"media -", "Media, vLLM"},
-		{"- yes", "SGLang"}, {"pooling", "Pooling, vLLM"}} {
-		line := fmt.Sprintf("**%s** (%d):", g[1], len(groups[g[0]]))
-		for i, name := range groups[g[0]] {
+	for _, g := range groups {
+		line := fmt.Sprintf("**%s** (%d):", g.title, len(names[g.kinds]))
+		for i, name := range names[g.kinds] {
 			if i > 0 {
 				line += ","
 			}
@@ -421,6 +450,40 @@ func TestArchitectures(t *testing.T) {
 		out.WriteString(line + "\n\n")
 	}
 	comparePage(t, "TestArchitectures", out.String())
+	for _, problem := range unnamed(string(list), page(t)) {
+		t.Error(problem)
+	}
+	for line, want := range map[string]bool{"NewForCausalLM text -": true, "NewForCausalLM - yes": true, "NewModel - pooling": true, "LlamaForCausalLM text pooling": true,
+		"NewMTP other -": false, "NewMTP text other": true, "LlamaForCausalLM text yes": false} {
+		if got := unnamed(line, page(t)); (got != nil) != want {
+			t.Errorf("%s: got problems %v, want them: %v", line, got, want)
+		}
+	}
+	for _, f := range families {
+		sglang := f.architecture
+		if sglang == "DeepseekV41ForCausalLM" { // it takes that for V4's (srt/configs/deepseek_v41.py)
+			sglang = "DeepseekV4ForCausalLM"
+		}
+		if k := kinds[f.architecture]; len(k) != 2 || (k[0] == "-") != (f.vllm == unserved) || (kinds[sglang][1] == "-") != (f.sglang == unserved) {
+			t.Errorf("%s: got %q and %q, registered as %q", f.name, f.vllm, f.sglang, k)
+		}
+	}
+}
+
+// unnamed returns what the page lacks of the list of architectures: names of models, and kinds that have no list on it.
+func unnamed(list, page string) (problems []string) {
+	for line := range strings.Lines(list) {
+		f := strings.Fields(line)
+		kinds := f[1] + " " + f[2]
+		switch {
+		case strings.ReplaceAll(kinds, "other", "-") == "- -": // drafts, encoders and wrappers
+		case !strings.Contains(page, "`"+f[0]+"`"):
+			problems = append(problems, "docs/models.md lacks "+f[0])
+		case !slices.ContainsFunc(groups[:], func(g struct{ kinds, title string }) bool { return g.kinds == kinds }):
+			problems = append(problems, "docs/models.md has no list for "+strings.TrimSpace(line))
+		}
+	}
+	return problems
 }
 
 // byteTokenizer returns a tokenizer.json with a token for each byte, and these added tokens.
