@@ -49,7 +49,7 @@ func TestReferenceOfCommands(t *testing.T) {
 // Flags that pages name and that other programs have.
 var foreignFlags = strings.Fields(`
 	chat-template enable-auto-tool-choice exclude-tools-when-tool-choice-none disable-hybrid-kv-cache-manager disaggregation-mode
-	enable-metrics enable-prefix-caching enable-prompt-embeds
+	enable-metrics enable-multimodal enable-prefix-caching enable-prompt-embeds
 	enable-scale-out kv-events-config kv-transfer-config max-logprobs media-io-kwargs mm-hasher-algorithm mm-processor-kwargs
 	prefix-cache-retention-interval prefix-caching-hash-algo reasoning-parser speculative-config tokenizer-mode tool-call-parser
 	trust-request-chat-template trust-request-mm-kwargs
