@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
@@ -64,7 +64,7 @@ func runRender(ctx context.Context, io streams, args []string) error {
 	}
 	source := ""
 	if *file != "" {
-		text, err := os.ReadFile(*file)
+		text, err := config.ReadFile(*file)
 		if err != nil {
 			return err
 		}

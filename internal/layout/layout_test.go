@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83715
+	totalLimit = 83729
 	totalGoal  = 62000
 )
 
@@ -34,7 +34,7 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 22036, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28670, 22000, []string{"internal/tokens"}},
+	{"tokens", 28684, 22000, []string{"internal/tokens"}},
 	{"fleet", 4733, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},
 	{"decide", 3163, 1700, []string{"internal/decide"}},

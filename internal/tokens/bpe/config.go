@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"regexp"
 	"sort"
 	"strconv"
 	"strings"
@@ -148,13 +149,26 @@ func members(object map[string]json.RawMessage, to map[string]any) error {
 	return nil
 }
 
-// readJSON decodes the file into v, which stays unchanged if the file does not exist.
+// notFinite finds the floats that Python's json module reads and writes, and JSON has not, such as Mamba's time_step_limit. It
+// also finds strings, so that it does not find them inside.
+var notFinite = regexp.MustCompile(`(?s)"(?:[^"\\]|\\.)*"|-?(?:NaN|Infinity)`)
+
+// readJSON decodes the file into v, which stays unchanged if the file does not exist. Floats that are not finite become null.
 func readJSON(fsys fs.FS, name string, v any) error {
 	b, err := readFile(fsys, name)
 	if err != nil || b == nil {
 		return err
 	}
-	if err := json.Unmarshal(b, v); err != nil {
+	err = json.Unmarshal(b, v)
+	if err != nil {
+		err = json.Unmarshal(notFinite.ReplaceAllFunc(b, func(found []byte) []byte {
+			if found[0] == '"' {
+				return found
+			}
+			return []byte("null")
+		}), v)
+	}
+	if err != nil {
 		return fmt.Errorf("decode %s: %w", name, err)
 	}
 	return nil

@@ -125,6 +125,29 @@ func TestLoadErrors(t *testing.T) {
 	}
 }
 
+// TestFloatsThatAreNotFinite: Python writes them into config.json. In strings nothing changes, and what Python refuses is refused.
+func TestFloatsThatAreNotFinite(t *testing.T) {
+	for text, ok := range map[string]bool{
+		`{"architectures": ["NemotronHForCausalLM"], "time_step_limit": [0.0, Infinity], "low": -Infinity, "x": {"y": NaN}, "model_type": "a\"NaN, Infinity"}`: true,
+		`{"architectures": ["NemotronHForCausalLM"], "x": Infinite}`:                                                                                           false,
+		`{"architectures": ["NemotronHForCausalLM"], "x": "Infinity}`:                                                                                          false,
+	} {
+		m, err := loadText(tiny(), map[string]string{"config.json": text})
+		if !ok {
+			if err == nil {
+				t.Errorf("%s: got no error, want one", text)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := m.Config(); c.Architecture != "NemotronHForCausalLM" || c.ModelType != `a"NaN, Infinity` {
+			t.Errorf("got %q and %q, want those of %s", c.Architecture, c.ModelType, text)
+		}
+	}
+}
+
 // TestSpaces covers each way to put a space before a text. TestVariantsLive compares the same
 // with the reference.
 func TestSpaces(t *testing.T) {
