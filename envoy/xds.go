@@ -135,6 +135,9 @@ func (x *XDS) publish(resource *anypb.Any) {
 
 func lbEndpoint(address string) (*endpointv3.LbEndpoint, error) {
 	a, err := netip.ParseAddrPort(address)
+	if err == nil && a.Addr().Zone() != "" {
+		err = errors.New("it has a zone") // which may be no UTF-8 text
+	}
 	if err != nil {
 		return nil, err
 	}
