@@ -26,13 +26,17 @@ const demoModel = "demo"
 
 // demo is a whole installation on this machine.
 type demo struct {
-	io      streams
+	io streams
+
+	tokenizer, ingress, admin, envoyAdmin string
+	// pd separates prefill from decode: the first half of the engines are prefill engines.
+	pd                      bool
+	wanted, ranks, replicas int // engines, ranks of each, replicas of Kvlane
+
 	dir     string
 	config  *config.Config
 	engines []*enginesim.Engine
 	events  []config.Events // of each engine
-	// pd separates prefill from decode: the first half of the engines are prefill engines.
-	pd bool
 	// template is the file of the chat template, "" for the tokenizer's own.
 	template string
 	service  *service
@@ -41,51 +45,50 @@ type demo struct {
 }
 
 func runDemo(ctx context.Context, io streams, args []string) error {
+	d := &demo{io: io}
 	f := flags("demo")
 	check := f.Bool("check", false, "play the demonstration once, on free ports, and exit")
 	binary := f.String("envoy", os.Getenv("ENVOY"), "envoy `binary`")
-	ingress := f.String("ingress", "127.0.0.1:8080", "`address` of Envoy for clients")
-	admin := f.String("admin", "127.0.0.1:9090", "`address` of Kvlane's metrics and debug pages; with --replicas they get free ones")
-	envoyAdmin := f.String("envoy-admin", "127.0.0.1:9901", "`address` of Envoy's admin listener")
-	engines := f.Int("engines", 0, "number of simulated engines (0: 2, with --pd 4)")
-	pd := f.Bool("pd", false, "separate prefill from decode: the first half of the engines computes prompts, the second half answers")
-	ranks := f.Int("ranks", 2, "data-parallel ranks of each")
-	replicas := f.Int("replicas", 1, "number of replicas of Kvlane that route as one, each a process")
-	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` of the tokenizer, or hf:Org/Model@revision; the engines write the chats of Qwen3, DeepSeek-V3, gpt-oss and Mistral, others plainly")
+	f.StringVar(&d.ingress, "ingress", "127.0.0.1:8080", "`address` of Envoy for clients")
+	f.StringVar(&d.admin, "admin", "127.0.0.1:9090", "`address` of Kvlane's metrics and debug pages; with --replicas they get free ones")
+	f.StringVar(&d.envoyAdmin, "envoy-admin", "127.0.0.1:9901", "`address` of Envoy's admin listener")
+	f.IntVar(&d.wanted, "engines", 0, "number of simulated engines (0: 2, with --pd 4)")
+	f.BoolVar(&d.pd, "pd", false, "separate prefill from decode: the first half of the engines computes prompts, the second half answers")
+	f.IntVar(&d.ranks, "ranks", 2, "data-parallel ranks of each")
+	f.IntVar(&d.replicas, "replicas", 1, "number of replicas of Kvlane that route as one, each a process")
+	f.StringVar(&d.tokenizer, "tokenizer", models.Builtin+"qwen3", "`folder` of the tokenizer, or hf:Org/Model@revision; the engines write the chats of Qwen3, DeepSeek-V3, gpt-oss and Mistral, others plainly")
 	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}
-	if *engines == 0 && *pd {
-		*engines = 4
+	if d.wanted == 0 && d.pd {
+		d.wanted = 4
 	}
-	*engines = cmp.Or(*engines, 2)
-	if *pd && *engines < 2 {
+	d.wanted = cmp.Or(d.wanted, 2)
+	switch {
+	case d.pd && d.wanted < 2:
 		return usageError{"--pd needs --engines of at least 2"}
-	}
-	if *replicas < 1 || *replicas > 16 || *replicas > 1 && *pd {
+	case d.replicas < 1 || d.replicas > 16 || d.replicas > 1 && d.pd:
 		return usageError{"--replicas must be 1 to 16, and 1 with --pd"}
-	}
-	if *engines < 1 || *engines > 64 || *ranks < 1 || *ranks > 64 {
+	case d.wanted < 1 || d.wanted > 64 || d.ranks < 1 || d.ranks > 64:
 		return usageError{"--engines and --ranks must be 1 to 64"}
 	}
 	path, err := envoy.Find(*binary)
 	if err != nil {
 		return err
 	}
-	d := &demo{io: io, pd: *pd}
 	defer d.stop()
 	if *check {
-		if err := freeAddresses(ingress, admin, envoyAdmin); err != nil {
+		if err := freeAddresses(&d.ingress, &d.admin, &d.envoyAdmin); err != nil {
 			return err
 		}
 	}
-	if err := errors.Join(envoy.CheckFree(*ingress, "--ingress"), envoy.CheckFree(*admin, "--admin"), envoy.CheckFree(*envoyAdmin, "--envoy-admin")); err != nil {
+	if err := errors.Join(envoy.CheckFree(d.ingress, "--ingress"), envoy.CheckFree(d.admin, "--admin"), envoy.CheckFree(d.envoyAdmin, "--envoy-admin")); err != nil {
 		return err
 	}
 	start, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	stop := during(io.err, "starting Envoy, Kvlane and the engines")
-	err = d.start(start, path, *tokenizer, *ingress, *admin, *envoyAdmin, *engines, *ranks, *replicas)
+	err = d.start(start, path)
 	stop()
 	if err != nil {
 		return err
@@ -121,12 +124,12 @@ func freeAddresses(addresses ...*string) error {
 	return nil
 }
 
-func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, envoyAdmin string, engines, ranks, replicas int) error {
+func (d *demo) start(ctx context.Context, binary string) error {
 	var err error
 	if d.dir, err = os.MkdirTemp("", "kvlane-demo-"); err != nil {
 		return err
 	}
-	files, err := openTokenizer(ctx, d.io, tokenizer)
+	files, err := openTokenizer(ctx, d.io, d.tokenizer)
 	if err != nil {
 		return err
 	}
@@ -140,15 +143,15 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 			return err
 		}
 	}
-	for i := range engines {
-		ports, err := enginesim.FreePorts(2 * ranks)
+	for i := range d.wanted {
+		ports, err := enginesim.FreePorts(2 * d.ranks)
 		if err != nil {
 			return err
 		}
-		events := config.Events{Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", ports), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", ports+ranks)}
+		events := config.Events{Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", ports), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", ports+d.ranks)}
 		d.events = append(d.events, events)
 		e, err := enginesim.Start(context.WithoutCancel(ctx), enginesim.Options{
-			Model: demoModel, Ranks: ranks, Tokenizer: tok, Role: enginesim.Role(d.role(i, engines)), EventsEndpoint: events.Endpoint, ReplayEndpoint: events.Replay,
+			Model: demoModel, Ranks: d.ranks, Tokenizer: tok, Role: enginesim.Role(d.role(i)), EventsEndpoint: events.Endpoint, ReplayEndpoint: events.Replay,
 			Time: enginesim.TimeModel{A: 4 * time.Millisecond, P: 60 * time.Microsecond, B: 100 * time.Microsecond, Scale: 1},
 		})
 		if err != nil {
@@ -157,13 +160,11 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 		d.engines = append(d.engines, e)
 	}
 	file := filepath.Join(d.dir, "kvlane.yaml")
-	if replicas > 1 {
+	if d.replicas > 1 {
 		file = filepath.Join(d.dir, "kvlane-1.yaml")
-		err = d.startMembers(replicas, func(listen, admin, more string) string {
-			return d.yaml(tokenizer, listen, ingress, admin, envoyAdmin, ranks) + more
-		})
+		err = d.startMembers()
 	} else {
-		err = os.WriteFile(file, []byte(d.yaml(tokenizer, "unix:"+d.dir+"/kvlane.sock", ingress, admin, envoyAdmin, ranks)), 0o600)
+		err = os.WriteFile(file, []byte(d.yaml("unix:"+d.dir+"/kvlane.sock", d.admin)), 0o600)
 	}
 	if err != nil {
 		return err
@@ -171,7 +172,7 @@ func (d *demo) start(ctx context.Context, binary, tokenizer, ingress, admin, env
 	if d.config, _, err = config.Load(file); err != nil {
 		return err
 	}
-	if replicas == 1 {
+	if d.replicas == 1 {
 		if err := d.serve(ctx); err != nil {
 			return err
 		}
@@ -197,7 +198,7 @@ func (d *demo) serve(ctx context.Context) error {
 }
 
 // yaml returns the configuration of the demonstration, a small but complete example.
-func (d *demo) yaml(tokenizer, listen, ingress, admin, envoyAdmin string, ranks int) string {
+func (d *demo) yaml(listen, admin string) string {
 	var b strings.Builder
 	prefill := ""
 	if d.pd {
@@ -212,10 +213,10 @@ models:
 - {name: %s, tokenizer: "%s", chat_template: "%s"}
 workers:
   static:
-`, listen, admin, ingress, envoyAdmin, strings.HasPrefix(listen, "unix:"), prefill, demoModel, tokenizer, d.template)
+`, listen, admin, d.ingress, d.envoyAdmin, strings.HasPrefix(listen, "unix:"), prefill, demoModel, d.tokenizer, d.template)
 	for i, e := range d.engines {
 		fmt.Fprintf(&b, `  - {name: %s, role: %s, address: "%s", ranks: %d, models: [%s], events: {endpoint: "%s", replay: "%s"}}
-`, d.name(i), d.role(i, len(d.engines)), e.Addr(), ranks, demoModel, d.events[i].Endpoint, d.events[i].Replay)
+`, d.name(i), d.role(i), e.Addr(), d.ranks, demoModel, d.events[i].Endpoint, d.events[i].Replay)
 	}
 	if d.pd {
 		// The prompts of a demonstration are short: split them anyway.
@@ -224,12 +225,12 @@ workers:
 	return b.String()
 }
 
-// role returns the role of engine i of n.
-func (d *demo) role(i, n int) string {
+// role returns the role of engine i.
+func (d *demo) role(i int) string {
 	switch {
 	case !d.pd:
 		return "both"
-	case i < n/2:
+	case i < d.wanted/2:
 		return "prefill"
 	default:
 		return "decode"
@@ -238,15 +239,11 @@ func (d *demo) role(i, n int) string {
 
 // name returns an engine's name, with its role if engines have different ones.
 func (d *demo) name(i int) string {
-	n := len(d.engines)
-	role := d.role(i, n)
-	if role == "both" {
-		role = "engine"
-	}
+	role := d.role(i)
 	if role == "decode" {
-		i -= n / 2
+		i -= d.wanted / 2
 	}
-	return role + "-" + string(rune('a'+i))
+	return strings.Replace(role, "both", "engine", 1) + "-" + string(rune('a'+i))
 }
 
 func (d *demo) waitReady(ctx context.Context) error {

@@ -20,8 +20,9 @@ type member struct {
 	done        chan struct{} // closed when the process has ended
 }
 
-// startMembers starts n replicas, whose ext_proc, fleet and admin ports are free ones.
-func (d *demo) startMembers(n int, yaml func(listen, admin, more string) string) error {
+// startMembers starts the replicas, whose ext_proc, fleet and admin ports are free ones.
+func (d *demo) startMembers() error {
+	n := d.replicas
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -38,7 +39,7 @@ func (d *demo) startMembers(n int, yaml func(listen, admin, more string) string)
 	for i := range n {
 		m := &member{file: filepath.Join(d.dir, fmt.Sprintf("kvlane-%d.yaml", i+1)), admin: fmt.Sprintf("127.0.0.1:%d", port+2*n+i), done: make(chan struct{})}
 		more := fmt.Sprintf("limits: {decision_timeout: 10s}\nrouting: {preset: session}\nindex: {key: demo}\nfleet: {mode: embedded, name: demo, replica: kvlane-%d, embedded: {listen: %s, routes: [%s]}}\n", i+1, fleet[i], strings.Join(fleet, ", "))
-		text := yaml(strings.Trim(extProc[i], `"`), m.admin, more)
+		text := d.yaml(strings.Trim(extProc[i], `"`), m.admin) + more
 		text = strings.Replace(text, "\nenvoy: {", "\nenvoy: {stall_timeout: 20s, replicas: ["+strings.Join(extProc, ", ")+"], ", 1)
 		if err := os.WriteFile(m.file, []byte(text), 0o600); err != nil {
 			return err

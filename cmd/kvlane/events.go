@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -43,9 +44,7 @@ func runEvents(ctx context.Context, io streams, verb string, args []string) erro
 	if subject == "" {
 		return usageError{"needs one endpoint (tail) or file (decode)"}
 	}
-	switch feed.Engine(*engine) {
-	case feed.VLLM, feed.SGLang, feed.TRTLLM:
-	default:
+	if !slices.Contains([]feed.Engine{feed.VLLM, feed.SGLang, feed.TRTLLM}, feed.Engine(*engine)) {
 		return usageError{fmt.Sprintf("--engine %q is not one of vllm, sglang, trtllm", *engine)}
 	}
 	if verb == "tail" {

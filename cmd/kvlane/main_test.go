@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net"
@@ -65,6 +66,11 @@ func TestCommands(t *testing.T) {
 	unchecked := file("unchecked.yaml", "models: [{name: m, tokenizer: "+small+", check: {disabled: true}}]\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
 	untemplated := file("untemplated.yaml", "models: [{name: m, tokenizer: "+small+", chat_template: "+filepath.Join(dir, "broken.jinja")+"}]\n"+
 		"workers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
+	coded := t.TempDir()
+	if err := errors.Join(os.CopyFS(coded, os.DirFS(small)), os.WriteFile(filepath.Join(coded, "config.json"), []byte(`{"architectures":["KimiK3ForConditionalGeneration"]}`), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	byLoad := file("by-load.yaml", "models: [{name: m, tokenizer: "+coded+"}]\nworkers: {static: [{address: \"10.0.0.1:8000\"}]}\n")
 	halved := file("halved.yaml", "models: [{name: m, tokenizer: "+half+"}]\n")
 	for _, c := range []struct {
 		name, stdin string
@@ -131,6 +137,7 @@ func TestCommands(t *testing.T) {
 		{"render with an empty folder", "", []string{"render", "--tokenizer", hollow}, 1, "", "tokenizer " + hollow + ": load tokenizer: no tokenizer.json"},
 		{"check with a tokenizer that is not exact", "", []string{"check", "--config", inexact}, 0, "valid, 1 warning; 1 model", "warning: " + inexact + ":1:31: models[0].tokenizer: tokenizer " + strange},
 		{"check is strict about it", "", []string{"check", "--strict", "--config", inexact}, 1, "", "error: " + inexact + ":1:31: models[0].tokenizer: tokenizer " + strange},
+		{"check with a model that goes by load", "", []string{"check", "--config", byLoad}, 0, "valid, 1 warning; 1 model", `chats with vllm have no token ids: the engine builds this prompt in a way that Kvlane does not follow: "m" is routed by load`},
 		{"check with a template that does not compile", "", []string{"check", "--config", untemplated}, 0, "valid, 1 warning; 1 model", "models[0].chat_template: " + filepath.Join(dir, "broken.jinja") + ":1: TemplateSyntaxError: "},
 		{"check without comparisons", "", []string{"check", "--config", unchecked}, 0, "valid, 1 warning; 1 model", `models[0].check.disabled: the ids of "m" are never compared`},
 		{"check is strict about that", "", []string{"check", "--strict", "--config", unchecked}, 1, "", "kvlane check: " + unchecked + " is not valid: 1 problem"},
@@ -155,7 +162,7 @@ func TestCommands(t *testing.T) {
 		{"check what is not there", "", []string{"check", dir + "/none"}, 1, "", "no such file"},
 		{"the effective configuration", "", []string{"config", "--effective", good}, 0, "stall_timeout: 2s", ""},
 		{"the default configuration", "", []string{"config"}, 0, "address: unix:/run/kvlane/kvlane.sock", ""},
-		{"check with half a file", "", []string{"check", "--config", halved}, 1, "", halved + ":1:31: models[0].tokenizer: tokenizer " + half + ": load tokenizer.json: invalid JSON at byte 5 ($.a): unexpected end of input: copy the model's folder again"},
+		{"check with half a file", "", []string{"check", "--config", halved}, 1, "", halved + ":1:31: models[0].tokenizer: tokenizer " + half + ": load tokenizer.json: invalid JSON at byte 5 ($.a): unexpected end of input: correct the file, or copy the model's folder again"},
 		{"tokens-check where nobody is", "", []string{"tokens-check", "--tokenizer", small, "--engine", "http://127.0.0.1:1"}, 1, "", "connection refused\n"},
 		{"tokenize without a tokenizer", "", []string{"tokenize"}, 2, "", "needs --tokenizer DIR"},
 		{"no such builtin", "", []string{"tokenize", "--tokenizer", "builtin:gpt5"}, 1, "", "has only qwen3"},

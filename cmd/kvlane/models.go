@@ -16,7 +16,9 @@ import (
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/hub"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
+	"github.com/kvlane/kvlane/internal/tokens/encoders"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 	"github.com/kvlane/kvlane/internal/tokens/models"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
@@ -189,7 +191,7 @@ func (e *templateError) Error() string {
 
 // partProblem names the key of a model whose file could not be loaded, and the remedy.
 func partProblem(c *config.Config, i int, err error) config.Problem {
-	key, missing, broken := "tokenizer", "name a folder with tokenizer.json, hf:Org/Model, or builtin:qwen3", "copy the model's folder again"
+	key, missing, broken := "tokenizer", "name a folder with tokenizer.json, hf:Org/Model, or builtin:qwen3", "correct the file, or copy the model's folder again"
 	if _, ok := errors.AsType[*templateError](err); ok {
 		key, missing, broken = "chat_template", "name the template that the engine runs with, or leave the key out", "mend the template"
 	}
@@ -228,7 +230,7 @@ func checkParts(ctx context.Context, c *config.Config, live bool) (broken, notEx
 			notExact = append(notExact, config.Problem{Path: fmt.Sprintf("models[%d].tokenizer", i), Message: note})
 		}
 		if files != nil && err == nil {
-			_, err = loadModel(m, files)
+			err = checkModel(m, files)
 		}
 		if inexact(err) {
 			notExact = append(notExact, partProblem(c, i, err))
@@ -239,9 +241,23 @@ func checkParts(ctx context.Context, c *config.Config, live bool) (broken, notEx
 	return broken, notExact
 }
 
+// checkModel loads a model. Its error is encoders.ErrMissing if the model's engine builds chats in a way that is not known here.
+func checkModel(m config.Model, files fs.FS) error {
+	loaded, err := loadModel(m, files)
+	if err != nil {
+		return err
+	}
+	engine, _ := shape.ParseEngine(m.Engine)
+	chat, _ := body.Parse(body.Chat, []byte(`{"model":"a","messages":[{"role":"user","content":"Hello"}]}`))
+	if _, err = loaded.Prompt(chat, engine); errors.Is(err, encoders.ErrMissing) {
+		return fmt.Errorf("chats with %s have no token ids: %w", engine, err)
+	}
+	return nil
+}
+
 // inexact reports whether an error is about a tokenizer or a chat template that is intact
 // but cannot be reproduced exactly.
 func inexact(err error) bool {
 	_, template := errors.AsType[*jinja.Error](err)
-	return template || errors.Is(err, bpe.ErrUnsupported)
+	return template || errors.Is(err, bpe.ErrUnsupported) || errors.Is(err, encoders.ErrMissing)
 }

@@ -218,8 +218,14 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 		s.debug.Load().Handle("GET /debug/replicas", readable(c.Admin.TokenFile, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { observe.WriteJSON(w, s.replicas.State()) })))
 	}
 	s.copyIndex(ctx, c)
-	if err := s.startSources(c); err != nil {
-		return nil, err
+	s.registry.Static(c.Workers.Static)
+	if c.Workers.File != "" {
+		if err := s.registry.File(c.Workers.File); err != nil {
+			return nil, err
+		}
+	}
+	for _, d := range c.Workers.DNS {
+		s.registry.DNS(d)
 	}
 	s.firstLook(ctx)
 	if err := s.listen(background, c, xds); err != nil {
@@ -232,20 +238,6 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 	s.wg.Go(func() { s.decider.KeepAwake(background) })
 	s.wg.Go(func() { s.watchLocks(background, time.Second) })
 	return s, nil
-}
-
-// startSources starts the sources of workers, except Kubernetes.
-func (s *service) startSources(c *config.Config) error {
-	s.registry.Static(c.Workers.Static)
-	if c.Workers.File != "" {
-		if err := s.registry.File(c.Workers.File); err != nil {
-			return err
-		}
-	}
-	for _, d := range c.Workers.DNS {
-		s.registry.DNS(d)
-	}
-	return nil
 }
 
 // firstLook waits until the workers known at the start have been checked once. Until then Envoy finds no socket and

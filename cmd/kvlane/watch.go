@@ -110,9 +110,9 @@ func totals(s *observe.Status) string {
 			ready++
 		}
 	}
-	out := fmt.Sprintf("kvlane %s, %s\nworkers: %d of %d ready; ranks: %d; requests: %.0f, %d running, %d waiting, %.0f refused\n", s.Version,
-		cmp.Or(s.NotReady, "ready"), ready, len(s.Workers), ranks, s.Requests, s.Reservations, s.Waiting, s.Rejected)
-	return out + fmt.Sprintf("prompt tokens cached: %s predicted; engines report %s of the prediction\n",
+	return fmt.Sprintf("kvlane %s, %s\nworkers: %d of %d ready; ranks: %d; requests: %.0f, %d running, %d waiting, %.0f refused\n"+
+		"prompt tokens cached: %s predicted; engines report %s of the prediction\n", s.Version, cmp.Or(s.NotReady, "ready"),
+		ready, len(s.Workers), ranks, s.Requests, s.Reservations, s.Waiting, s.Rejected,
 		percent(s.MatchedTokens, s.PromptTokens), percent(s.ObservedTokens, s.PredictedTokens))
 }
 

@@ -76,20 +76,15 @@ func (c *Config) validateListeners(bad report) {
 
 // validateBounds checks bounds with units, which jsonschema tags cannot express.
 func (c *Config) validateBounds(bad report) {
-	for _, d := range []struct {
-		path       string
-		value, min Duration
-		why        string
-	}{
-		// Envoy takes 0 as no time at all, not as no limit.
-		{"envoy.message_timeout", c.Envoy.MessageTimeout, Duration(time.Second), ": Envoy goes on without Kvlane after it (300s by default)"},
-		{"envoy.stall_timeout", c.Envoy.StallTimeout, Duration(time.Second), ": less fails open on a busy machine (2s by default)"},
-		{"envoy.upload_timeout", c.Envoy.UploadTimeout, Duration(time.Second), " (1m by default)"},
-	} {
-		if d.value < d.min {
-			bad(d.path, "must be at least %s%s", d.min.Std(), d.why)
-		}
-	}
+	const least = Duration(time.Second) // Envoy takes 0 as no time at all, not as no limit
+	e, h := &c.Envoy, &c.Workers.Health
+	bad.each([]wrong{
+		{e.MessageTimeout < least, "envoy.message_timeout", "must be at least 1s: Envoy goes on without Kvlane after it (300s by default)"},
+		{e.StallTimeout < least, "envoy.stall_timeout", "must be at least 1s: less fails open on a busy machine (2s by default)"},
+		{e.UploadTimeout < least, "envoy.upload_timeout", "must be at least 1s (1m by default)"},
+		{h.Every > 0 && h.Every < shortestEvery, "workers.health.every", fmt.Sprintf("%s: must be 0 (no checks) or at least %s", h.Every.Std(), shortestEvery.Std())},
+		{h.Every > 0 && h.Timeout == 0, "workers.health.timeout", "0 would fail every check"},
+	})
 	for _, b := range []struct {
 		path            string
 		value, min, max Bytes
@@ -103,11 +98,6 @@ func (c *Config) validateBounds(bad report) {
 			bad(b.path, "%d bytes: must be %s", b.value, b.want)
 		}
 	}
-	h := &c.Workers.Health
-	bad.each([]wrong{
-		{h.Every > 0 && h.Every < shortestEvery, "workers.health.every", fmt.Sprintf("%s: must be 0 (no checks) or at least %s", h.Every.Std(), shortestEvery.Std())},
-		{h.Every > 0 && h.Timeout == 0, "workers.health.timeout", "0 would fail every check"},
-	})
 }
 
 func (c *Config) validateWorkers(bad report) {

@@ -98,8 +98,8 @@ var ErrLimit = errors.New("the prompt is too long to be built here")
 // ErrStopped is returned for a prompt whose Chat.Stop was closed.
 var ErrStopped = errors.New("the encoding of the prompt was stopped")
 
-// ErrMissing is returned for a chat of a model whose engine encodes prompts in code, if this package has no such encoder.
-var ErrMissing = errors.New("the engine encodes the model's prompts in code that Kvlane does not follow")
+// ErrMissing is returned for a chat whose prompt the engine builds in a way that is not implemented here.
+var ErrMissing = errors.New("the engine builds this prompt in a way that Kvlane does not follow")
 
 // entry is a row of the table of encoders.
 type entry struct {
