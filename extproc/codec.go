@@ -6,8 +6,8 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Codec returns the codec for a gRPC server of this package (grpc.ForceServerCodecV2): answers of ext_proc are encoded already,
-// all other messages are those of the ordinary protobuf codec.
+// Codec returns the codec for a gRPC server of this package (grpc.ForceServerCodecV2). It sends the encoded answers of
+// ext_proc as they are and uses the ordinary protobuf codec for all other messages.
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
 type codec struct{ encoding.CodecV2 }

@@ -29,8 +29,8 @@ func (c *controls) match(name string) bool {
 
 // Envoy answers 500 if a mutated request exceeds these limits (defaults of its HTTP connection manager). Envoy measures
 // a client's request before adding its own headers, so a request may exceed them by a few headers before any mutation.
-// A larger excess shows that the limits are configured higher, but not above mostHeaders, as some passes over them take quadratic
-// time, and not above maxAbout bytes with metadata and attributes, as they stay until the request is decided.
+// A larger excess shows that Envoy's limits are configured higher. Ours are mostHeaders, as some passes take quadratic
+// time, and maxAbout bytes with metadata and attributes, which are kept until the decision.
 const (
 	mostHeaders      = 1000
 	maxAbout         = 512 << 10
@@ -194,7 +194,7 @@ func tooManyHeaders() *Reject {
 		"no room is left for those that route it (at most 100 headers and 60 KiB in all); send fewer")
 }
 
-// tooMany rejects a request whose body exceeds what is left of MaxBodies or MaxBodyBytes.
+// tooMany rejects a request whose body would exceed MaxBodies or MaxBodyBytes.
 func tooMany() *Reject {
 	r := problem(503, "kvlane_too_many_bodies", "service_unavailable_error", "too_many_bodies", "too many requests are being received; try again in 1 s")
 	r.Headers = []Header{{Name: "retry-after", Value: "1"}}

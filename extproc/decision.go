@@ -40,8 +40,7 @@ func (x *exchange) sendDecision(k Kind, d *Decision, editable bool) error {
 	}
 	send := x.send
 	if k == KindRequestHeaders && !x.view.seen {
-		// Headers were not sent to us, so an answer to them would be spurious. The first answer
-		// to the body carries the pick.
+		// Headers were not sent to us, so an answer to them would be spurious. The first answer to the body carries the pick.
 		send = withPick(x.send, pick)
 	} else {
 		if err := x.send(c.encode(k)); err != nil {

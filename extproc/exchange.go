@@ -25,7 +25,7 @@ const (
 	phaseAbandoned
 )
 
-// errHandlerCancelled ends a stream whose request was given up during Decide.
+// errHandlerCancelled ends a stream whose request was cancelled during Decide.
 var errHandlerCancelled = errors.New("request given up while it was decided")
 
 // exchange is the state machine of one stream: handle consumes a message and sends the answers
@@ -73,7 +73,7 @@ type exchange struct {
 	closed bool
 }
 
-// pending is what exchange.decided needs besides the decision.
+// pending holds a postponed decision with what exchange.decided needs to send it.
 type pending struct {
 	*Wait
 
@@ -331,7 +331,7 @@ func (x *exchange) requestTrailers() error {
 	return x.decide(KindRequestTrailers, true)
 }
 
-// refuse rejects a body that is too long or finds no room, and returns any other error.
+// refuse rejects a body that is too long or exceeds the memory limits, and returns any other error.
 func (x *exchange) refuse(err error) error {
 	switch {
 	case errors.Is(err, errTooLong):
@@ -351,8 +351,8 @@ func (x *exchange) reject(r *Reject) error {
 	return x.send(immediate(r))
 }
 
-// giveUp answers a request instead of its worker, if the worker has not begun to respond. It
-// reports whether the exchange is over.
+// giveUp answers a request in place of its worker, unless the worker has begun to respond. It reports whether the
+// exchange is over.
 func (x *exchange) giveUp(r *Reject) bool {
 	if x.begun || x.closed || x.phase != phaseDecided || r == nil {
 		return false

@@ -121,7 +121,7 @@ func (f *flight) setOutcome(o Outcome) (through bool) {
 	return true
 }
 
-// tell calls Outcome. The caller holds the lock and has ended the ticket.
+// tell passes the outcome to the ticket. The caller holds the lock and has ended the ticket.
 func (f *flight) tell(o Outcome) {
 	t, ok := f.ticket.(OutcomeTicket)
 	if !ok || f.told {

@@ -7,11 +7,10 @@ import (
 
 // Handler decides what happens to a request. Implementations must be safe for concurrent use.
 type Handler interface {
-	// Decide is called once per HTTP request, when its headers and as much of its body as the
-	// processing mode delivers have arrived. ctx ends when the client, Envoy or the server gives
-	// up on the request. Decide may block, for example on a prefill leg; for long waits, of many
-	// requests, see Decision.Wait. The Request and its Body are valid until it returns a Decision
-	// without Wait. A panic is recovered and counted, and the request continues without a decision.
+	// Decide is called once per HTTP request, when its headers and as much of its body as the processing mode delivers
+	// have arrived. ctx ends when the client, Envoy or the server gives up on the request. Decide may block, for example
+	// on a prefill leg; for long waits, of many requests, see Decision.Wait. The Request and its Body are valid until it
+	// returns a Decision without Wait. A panic is recovered and counted, and the request continues without a decision.
 	Decide(ctx context.Context, r *Request) Decision
 }
 
@@ -41,7 +40,7 @@ type Request struct {
 	Mode Mode
 
 	extension *extension // of the exchange; nil outside of one
-	// view and controls are the exchange's, nil outside of one and where no header is changed.
+	// view and controls belong to the exchange. They are nil outside of one and where no header is changed.
 	view     *headerView
 	controls *controls
 }
@@ -64,7 +63,7 @@ func (r *Request) Fits(d *Decision) bool {
 }
 
 // Hold marks the parts of Decide that may legitimately take long: queueing, tokenizing, a prefill leg. While it is on,
-// a decision older than Options.ExtendAfter makes the server ask Envoy for Options.ExtendTimeout, once. While it is
+// the server asks Envoy once for Options.ExtendTimeout if the decision is older than Options.ExtendAfter. While it is
 // off, a Decide that hangs costs at most Envoy's message_timeout. Call it from the goroutine of Decide.
 func (r *Request) Hold(on bool) {
 	if r.extension != nil {
@@ -84,16 +83,15 @@ func (r *Request) Header(name string) (string, bool) {
 
 // Decision is the answer to a Request. The zero Decision lets the request continue unrouted.
 type Decision struct {
-	// Wait, if not nil, postpones the decision; all else is ignored then.
+	// Wait, if not nil, postpones the decision; the other fields are then ignored.
 	Wait *Wait
 	// Reject, if not nil, is sent to the client and ends the request.
 	Reject *Reject
 	// Endpoint is the pick, "ip:port", or a comma-separated list in order of preference. ""
 	// leaves the choice to Envoy's fallback policy.
 	Endpoint string
-	// Set and Remove change request headers before they reach the worker. Headers that Envoy
-	// protects (host, pseudo headers except :path, x-envoy-*) and those of message framing are
-	// left out; bytes that a header cannot hold become spaces.
+	// Set and Remove change request headers before they reach the worker. Headers that Envoy protects (host, pseudo
+	// headers except :path, x-envoy-*) and framing headers are left out. Bytes that a header cannot hold become spaces.
 	Set    []Header
 	Remove []string
 	// Body replaces the request body if not nil. It must not share memory with Request.Body and
@@ -108,12 +106,12 @@ type Decision struct {
 	Ticket Ticket
 }
 
-// Wait is a decision that is not made yet. To return one costs less memory than to wait inside Decide: the goroutine of
-// the request has returned from Decide, so its stack is small.
+// Wait is a decision that is not made yet. Returning one takes less memory than waiting inside Decide, because the
+// stack of the request's goroutine is small once Decide has returned.
 type Wait struct {
 	// Ready is closed when the decision can be made.
 	Ready <-chan struct{}
-	// Resume makes it. It is called once, when Ready is closed or the request's context has ended.
+	// Resume makes the decision. It is called once, when Ready is closed or the request's context has ended.
 	Resume func() Decision
 }
 
@@ -160,9 +158,9 @@ type Ticket interface {
 	// ResponseBody receives a piece of the response body, only in modes that send it to the
 	// server. The bytes are valid during the call.
 	ResponseBody(chunk []byte, last bool)
-	// FirstToken reports that the first piece of the response body has passed. It is called at
-	// most once, and not at all if the piece is seen only after End, because the observing
-	// stream of a short response may lag behind. Outcome.FirstToken holds the time then.
+	// FirstToken reports that the first piece of the response body has passed. It is called at most once. If the piece
+	// is seen only after End, as the observing stream of a short response may lag behind, it is not called, and
+	// Outcome.FirstToken holds the time.
 	FirstToken(at time.Time)
 	// End reports that the request is over, or that the server is draining and stops following it.
 	End(at time.Time)
@@ -171,9 +169,9 @@ type Ticket interface {
 // EditTicket is a Ticket that may change the response body on its way to the client.
 type EditTicket interface {
 	Ticket
-	// EditsBody is called after ResponseHeaders of a response that has a body. If it returns
-	// true, Envoy is asked for the body where it is not configured to send it, and the response
-	// loses its content-length. Without allow_mode_override Envoy does not send the body then.
+	// EditsBody is called after ResponseHeaders of a response that has a body. If it returns true, Envoy is asked for
+	// the body where it is not configured to send it, and the response loses its content-length. Envoy sends it only
+	// with allow_mode_override.
 	EditsBody() bool
 	// EditBody follows ResponseBody with the same bytes. If changed is true, out is sent to the client instead; it may
 	// be empty, must not share memory with chunk and must not be modified afterwards. holds reports that bytes are held

@@ -188,7 +188,7 @@ func (m *message) decodeHeaders(b []byte) error {
 // headerRoom is the initial capacity for a request's headers.
 const headerRoom = 24
 
-// requestHeaders reads a HeaderMap; all names and values share one string.
+// requestHeaders reads a HeaderMap. All names and values share one string.
 func (m *message) requestHeaders(b []byte) error {
 	if m.headers == nil {
 		m.headers = make([]Header, 0, headerRoom)
@@ -218,8 +218,8 @@ func (m *message) responseStatus(b []byte) error {
 	})
 }
 
-// keyValue reads a HeaderValue, of which Envoy fills raw_value and others may fill value, or an
-// entry of a map with string keys and message values.
+// keyValue reads an entry of a map with string keys and message values, or a HeaderValue. Envoy fills raw_value of the
+// latter, other data planes may fill value.
 func keyValue(b []byte) (key, value []byte, err error) {
 	var raw []byte
 	for len(b) > 0 {

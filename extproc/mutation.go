@@ -71,7 +71,7 @@ func (m *mutation) encode(e *encoder) {
 	}
 }
 
-// tokenByte are the bytes of a header name (RFC 9110 token).
+// tokenByte marks the bytes allowed in a header name (RFC 9110 token).
 var tokenByte = func() (t [256]bool) {
 	for _, c := range "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" {
 		t[c] = true
@@ -93,8 +93,8 @@ func headerName(name string) (string, bool) {
 	return strings.ToLower(name), true
 }
 
-// guarded reports whether Envoy ignores or rejects changes of the header, or the header is about
-// framing, which a handler must not change.
+// guarded reports whether a handler must not change the header: Envoy ignores or rejects the change, or the header
+// concerns framing.
 func guarded(name string) bool {
 	switch name {
 	case "host", "content-length", "connection", "transfer-encoding", "upgrade", "keep-alive", "proxy-connection":
@@ -105,8 +105,8 @@ func guarded(name string) bool {
 	return name[0] == ':' || strings.HasPrefix(name, "x-envoy-")
 }
 
-// headerText replaces bytes that a header value cannot hold by spaces, trims the value, and
-// truncates it if it is too long.
+// headerText replaces bytes that a header value cannot hold with spaces, trims the value, and truncates it if it is too
+// long.
 func headerText(s string) string {
 	s = strings.Trim(s, " \t\r\n")
 	if len(s) > maxHeaderBytes {

@@ -40,17 +40,17 @@ type Options struct {
 	// SkipResponseBody asks a data plane that would send response bodies not to (mode_override,
 	// honoured with allow_mode_override), and to send trailers instead, which mark the end.
 	SkipResponseBody bool
-	// ExtendTimeout, if positive, is the message timeout to ask Envoy for when Decide takes
-	// longer than ExtendAfter while it holds the request (Request.Hold). Envoy limits it to
-	// max_message_timeout. It is not used in FULL_DUPLEX_STREAMED, which has no message timeout.
+	// ExtendTimeout, if positive, is the message timeout to ask Envoy for when Decide takes longer than ExtendAfter
+	// while it holds the request (Request.Hold). Envoy limits it to max_message_timeout. FULL_DUPLEX_STREAMED has no
+	// message timeout, so it is not used there.
 	ExtendTimeout time.Duration
 	// ExtendAfter defaults to 100 ms; Envoy's own timeout is 200 ms by default.
 	ExtendAfter time.Duration
-	// LateTickets limits the ended requests that are kept until their access log entry arrives.
-	// 0 means DefaultLateTickets. A negative value keeps none, as suits a data plane without
-	// access log; a first token seen late counts as FailureUnknownRequest then.
+	// LateTickets limits the ended requests that are kept until their access log entry arrives. 0 means
+	// DefaultLateTickets. A negative value keeps none, as suits a data plane without access log; a late first token
+	// then counts as FailureUnknownRequest.
 	LateTickets int
-	// DrainQuiet is how long no stream must have been open for Drain to return early; 0 means one second.
+	// Drain returns early once no stream has been open for DrainQuiet; 0 means one second.
 	DrainQuiet time.Duration
 	// Metrics may be the zero value.
 	Metrics Metrics
@@ -81,9 +81,10 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Sizes for GRPCOptions. A message may exceed BodyLimit by messageSlack before it is refused unread. maxOther bounds the messages of
-// services other than ext_proc, and maxParts what they consist of (see parts); maxUnary bounds those of calls, such as a health
-// check. Flow control admits streamWindow of a stream that is not read, and more only for a message that is.
+// Sizes for GRPCOptions. A message may exceed BodyLimit by messageSlack before it is refused unread. maxOther bounds the messages
+// of services other than ext_proc, and maxParts the number of their parts (see parts); maxUnary bounds the messages of unary calls,
+// such as a health check. Flow control admits streamWindow bytes of a stream that is not being read, and more only while a message
+// is read.
 const (
 	messageSlack, maxOther, maxUnary = 4 << 20, 16 << 20, 64 << 10
 	maxParts, maxDepth               = 1 << 17, 100
@@ -91,8 +92,8 @@ const (
 	streamWindow, connWindow         = 256 << 10, 32 << 20
 )
 
-// minPing is well below the 0.3 s between the pings of the bootstrap's Envoy: gRPC closes a connection on which several pings
-// arrive early because of jitter. handshakeTimeout ends connections that say nothing: each holds its buffers.
+// minPing is well below the 0.3 s between the pings of the bootstrap's Envoy: gRPC closes a connection on which several
+// pings arrive early because of jitter. handshakeTimeout ends connections that send nothing, as each holds buffers.
 const minPing, handshakeTimeout = 100 * time.Millisecond, 10 * time.Second
 
 // GRPCOptions returns the options that a gRPC server for o needs: this package's codec, bounded messages, no

@@ -58,8 +58,8 @@ func (p *pool) Put(b *[]byte) {
 	}
 }
 
-// join makes body, which has n bytes, one piece. Several pieces are copied and released
-// immediately, because they take as much memory again.
+// join makes body, which has n bytes, one piece. Several pieces are copied and released immediately, because otherwise
+// the body is in memory twice.
 func join(body mem.BufferSlice, n int) mem.BufferSlice {
 	if len(body) < 2 {
 		return body

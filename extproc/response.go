@@ -68,10 +68,10 @@ func (x *exchange) mayOverride() bool {
 	return !x.response.duplex() && !x.request.duplex() && x.request != ModeStreamedHeld
 }
 
-// skipsBody reports whether to ask, by mode_override, for the trailers, which mark the end, and for no response body.
+// skipsBody reports whether to ask, by mode_override, for trailers, which mark the end, instead of the response body.
 // Envoy ignores mode_override in full duplex modes and with eager sending, and where it is not allowed. Asking is
-// worthwhile even where no body is sent, because the configuration does not tell us whether trailers are: Envoy Gateway
-// cannot configure them, and Envoys before 1.40 end the stream at the response headers without them.
+// worthwhile even where no body is sent, because the configuration does not show whether trailers are: Envoy Gateway
+// cannot configure them, and without them Envoy before 1.40 ends the stream at the response headers.
 func (x *exchange) skipsBody() bool { return x.srv.opts.SkipResponseBody && x.mayOverride() }
 
 func (x *exchange) responseBody(m *message) error {

@@ -90,7 +90,7 @@ func (s *Server) RegisterHealth(g grpc.ServiceRegistrar) {
 // SetServing sets whether health checks report readiness.
 func (s *Server) SetServing(ok bool) { s.report(&s.serving, ok) }
 
-// SetAlive sets whether health checks report liveness, which a new server does. A server that is not alive is not ready.
+// SetAlive sets whether health checks report liveness; a new server is alive. A server that is not alive is not ready.
 func (s *Server) SetAlive(ok bool) { s.report(&s.alive, ok) }
 
 func (s *Server) report(flag *bool, ok bool) {
@@ -194,8 +194,8 @@ var (
 	errNoRoom  = status.Error(codes.ResourceExhausted, "no room for a message")
 )
 
-// receive reads the next message of an exchange. held is the number of bytes that the exchange holds in s.bodies. Neither the
-// end of the client's side nor an error indicates whether the request succeeded.
+// receive reads the next message of an exchange. held is the number of bytes that the exchange holds in s.bodies.
+// Neither the end of the client's side nor an error shows whether the request succeeded.
 func (s *Server) receive(stream grpc.ServerStream, m *message, held *int64) error {
 	data, err := read(stream, m.prefix[:], int64(s.opts.BodyLimit)+messageSlack, &s.bodies, held)
 	if err != nil {
@@ -234,14 +234,14 @@ func read(stream grpc.ServerStream, prefix []byte, most int64, room *bodies, hel
 	return in.Read(int(n))
 }
 
-// others is the room for messages of services other than ext_proc until they are decoded, on all ports of the process. Decoded,
-// they take up to eight times their bytes: decoded bounds the bytes of those above maxUnary from then on until they are handled.
+// others bounds the bytes of messages of other services than ext_proc until they are decoded, on all ports. Decoded,
+// they take up to eight times as much: decoded bounds those above maxUnary until they are handled.
 var (
 	others  = bodies{maxBytes: 9 * maxOther}
 	decoded = semaphore.NewWeighted(maxOther)
 )
 
-// boundOthers is the interceptor that makes these services share them. A call that sends one message needs no long one.
+// boundOthers is the interceptor that applies these bounds to those services. Unary calls need no long messages.
 func boundOthers(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	o := &other{ServerStream: stream, most: maxUnary}
 	if info.IsClientStream {
@@ -261,7 +261,7 @@ type other struct {
 	over   bool  // the handler has returned
 }
 
-// hold replaces the weight, over for the last time.
+// hold replaces the weight; over is set in the last call.
 func (o *other) hold(n int64, over bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -273,7 +273,7 @@ func (o *other) hold(n int64, over bool) {
 	o.weight = n
 }
 
-// RecvMsg implements grpc.ServerStream. The message before is handled when it is called, or when the handler returns.
+// RecvMsg implements grpc.ServerStream. It is called once the previous message has been handled.
 func (o *other) RecvMsg(m any) error {
 	o.hold(0, false)
 	var prefix [5]byte

@@ -26,8 +26,8 @@ type tracker struct {
 	unfollowed map[requestHash]struct{}
 	order      []requestHash
 	oldest     int
-	// late is a ring of ended flights that wait for their outcome; once full, its oldest element is at index next. With
-	// capacity 0 no flight waits. Invariant: a flight in byID is open or in late.
+	// late is a ring of ended flights that wait for their outcome. Once it is full, its oldest element is at index
+	// next. With capacity 0 no flight waits. Invariant: a flight in byID is open or in late.
 	late []*flight
 	next int
 }
@@ -47,7 +47,7 @@ func (t *tracker) hash(id string) requestHash {
 	return requestHash{maphash.String(t.seeds[0], id), maphash.String(t.seeds[1], id)}
 }
 
-// add registers f, in the place of a request with the same id that has ended. It reports whether no other one is open.
+// add registers f, replacing an ended request with the same id. It reports false if an open request has the id.
 func (t *tracker) add(f *flight) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -59,7 +59,7 @@ func (t *tracker) add(f *flight) bool {
 	return free
 }
 
-// find returns the flight of a request, nil if it has none. It counts a request that a worker got and this server did not receive.
+// find returns the flight of a request, nil if it has none. It counts requests that only a worker received.
 func (t *tracker) find(id requestHash, served bool) *flight {
 	t.mu.Lock()
 	f := t.byID[id]

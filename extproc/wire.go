@@ -41,7 +41,7 @@ func eachField(b []byte, f func(num protowire.Number, typ protowire.Type, v []by
 	return nil
 }
 
-// eachMapEntry calls f for each entry of the map in field 1 of the message b, where Metadata and Struct have theirs, or for each
+// eachMapEntry calls f for each entry of the map in field 1 of the message b (Metadata, Struct), or for each
 // HeaderValue of a HeaderMap.
 func eachMapEntry(b []byte, f func(key, value []byte) error) error {
 	return eachField(b, func(n protowire.Number, typ protowire.Type, v []byte, _ uint64) error {
@@ -71,8 +71,8 @@ func stringValue(b []byte) (string, error) {
 	return s, err
 }
 
-// parts counts the messages, texts and bytes of b, a message of type d, and stops above most, or with most+1 at messages nested
-// deeper than depth. Each takes up to 130 bytes once it is decoded, but may be encoded in two.
+// parts counts the messages, strings and bytes fields in b, a message of type d. It stops above most, and returns
+// most+1 for messages nested deeper than depth. A part takes up to 130 bytes decoded, but as few as two encoded.
 func parts(b []byte, d protoreflect.MessageDescriptor, most, depth int) (n int) {
 	if depth < 0 {
 		return most + 1

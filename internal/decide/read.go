@@ -21,20 +21,20 @@ const maxNamed = 20
 
 // input is the parsed request.
 type input struct {
-	// body is nil if it was not read, known reports that it was read as a prompt. It may be shared with other requests.
+	// body is nil if it was not parsed, known reports that it is a prompt. It may be shared with other requests.
 	body  *body.Request
 	known bool
-	// model is the configured model, nil if there is none; name is what workers are asked to serve.
+	// model is the configured model, nil if there is none; name is the model name that is sent to workers.
 	model *fleet.Model
 	name  string
-	// listed reports that workers list name, or listed it: workers of other models would answer 404.
+	// listed reports that workers list name, or did before: workers of other models would answer 404.
 	listed       bool
 	conversation string
-	// salt is the cache_salt that the tenant gives the request, "" if the client's stays.
+	// salt is the cache_salt that the request gets for its tenant, "" if the client's is kept.
 	salt string
 }
 
-// modelName is the name of the configured model, else the one that workers are asked for.
+// modelName is the name of the configured model, else the name that is sent to workers.
 func (in *input) modelName() string {
 	if in.model != nil {
 		return in.model.Config.Name
@@ -88,9 +88,9 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 	return in, j.findServed(ctx, exact, in)
 }
 
-// listModels answers a request for the list of models with what all workers list. It is forwarded if
-// none of them is known to list any, or if the data plane restricts it to some of them. A request
-// for one model gets its entry, or 404 when all workers have answered and none lists it.
+// listModels answers a request for the list of models with the models of all workers. The request is forwarded if no
+// worker is known to list any model, or if the data plane restricts it to some workers. A request for one model gets
+// its entry, or 404 if all workers have answered and none lists it.
 func (j *job) listModels(ctx, exact context.Context) (*input, error) {
 	if j.r.HasSubset {
 		return j.readUnknown()
@@ -139,8 +139,8 @@ func (j *job) readRealtime(ctx, exact context.Context) (*input, error) {
 	return in, j.findServed(ctx, exact, in)
 }
 
-// readUnknown parses the body of an API that Kvlane does not know, to remove the fields that only Kvlane may set: engines
-// accept them on further paths (vLLM's /invocations).
+// readUnknown parses the body of an unknown API to remove the fields that only Kvlane may set, because engines accept
+// these on other paths too (vLLM's /invocations).
 func (j *job) readUnknown() (*input, error) {
 	if err := j.findStored(body.StoredResponse(j.r.Path)); err != nil {
 		return nil, err
@@ -173,9 +173,9 @@ func (j *job) readUnknown() (*input, error) {
 	return &input{}, nil
 }
 
-// findStored reads the id of the answer that a request continues, reads or cancels. Where tenants are
-// separated, an id that was not made for the request's tenant is answered as one that does not exist;
-// elsewhere the client or the engine chose it.
+// findStored reads the id of the answer that a request continues, reads or cancels. Where tenants are separated, an id
+// that was not made for the request's tenant is treated as unknown. Elsewhere ids may come from the client or the
+// engine.
 func (j *job) findStored(text string) error {
 	if text == "" {
 		return nil
@@ -215,8 +215,8 @@ func (j *job) unread(reason string) error {
 	return j.fail(400, "kvlane_unread_body", "a request that might name hosts to an engine, or with tenants, has to be read: "+reason)
 }
 
-// findServed finds the name under which workers serve the model that the request names. A
-// name that no worker lists is refused: every worker would answer with a different model.
+// findServed finds the name under which workers serve the requested model. A name that no worker lists is refused:
+// every worker would answer with a different model.
 func (j *job) findServed(ctx, exact context.Context, in *input) error {
 	d, v, name := j.d, j.d.fleet.View(), in.name
 	if d.live.Load().Limits.UnknownModel == "route" || v.OpenToAll() {

@@ -7,10 +7,10 @@ import (
 )
 
 // Names by which agents mark their sessions, in addition to routing.conversation_headers and body.ConversationFields.
-// Clients set all of them, and can change only their own routing by them.
+// Clients set all of them and can only influence their own routing.
 const (
-	// claudeSession is the same for a session of Claude Code and its subagents, which add their
-	// own id (code.claude.com/docs, "LLM gateway"; Dynamo reads both so, too).
+	// claudeSession names a session of Claude Code; its subagents add their own id (code.claude.com/docs, "LLM
+	// gateway"; Dynamo reads both in the same way).
 	claudeSession, claudeAgent = "x-claude-code-session-id", "x-claude-code-agent-id"
 	// sessionFinal is "true" on the last request of a session (Dynamo's documentation 1.5,
 	// "Session IDs"), agentContext the same in bodies.

@@ -23,8 +23,8 @@ func shadows(c *config.Config) []shadow {
 	return all
 }
 
-// shadow notes what each shadow policy would choose. Only explained decisions are compared, which bounds the cost in large fleets.
-// The caller holds d.mu and picks next.
+// shadow records what each shadow policy would choose. Only explained decisions are compared, which bounds the cost in
+// large fleets. The caller holds d.mu and picks afterwards.
 func (w *work) shadow(now time.Duration) {
 	w.entry.Shadows = nil
 	if w.ex == nil {

@@ -40,9 +40,9 @@ func newLegs(c *config.Config) (*disagg.Runner, error) {
 	return legs, nil
 }
 
-// boundLegs sets two bounds in addition to limits.bodies_in_flight.bytes: a quarter of it, rounded up because 0 means
-// unbounded, for the answers of prefill legs, and all of it again for the bodies of concurrent legs, which outlive their
-// requests.
+// boundLegs derives two more bounds from limits.bodies_in_flight.bytes. The answers of prefill legs get a quarter of
+// it, rounded up because 0 means unbounded. The bodies of concurrent legs, which outlive their requests, get as much
+// again.
 func boundLegs(legs *disagg.Runner, c *config.Config) {
 	legs.Answers.SetMost((int64(c.Limits.Bodies.Bytes) + 3) / 4)
 	legs.Bodies.SetMost(int64(c.Limits.Bodies.Bytes))
@@ -101,7 +101,7 @@ func (w *work) side(e *fleet.Endpoint) disagg.Side {
 	return s
 }
 
-// legTime is how long a leg may take that starts now; zero or less if there is no time left.
+// legTime is how long a leg that starts now may take; zero or less if there is no time left.
 func (w *work) legTime() time.Duration {
 	l := w.d.legs
 	if l.Budget <= 0 {
@@ -169,7 +169,7 @@ func (w *work) split(ctx context.Context, p *placed) (extproc.Decision, error) {
 	}
 }
 
-// prefill makes one attempt at the prefill leg, to a worker that may be gone (at.Member is nil).
+// prefill makes one attempt at the prefill leg. Its worker may be gone (at.Member is nil).
 func (w *work) prefill(ctx context.Context, x *disagg.Exchange, p *placed, at *fleet.Endpoint) (leg, *disagg.FailureError) {
 	d := w.d
 	if at.Member == nil {
@@ -236,8 +236,8 @@ func (d *Decider) countLeg(worker string, outcome disagg.Outcome) {
 	d.fleet.ForgetGone(worker)
 }
 
-// legFailed reports a failed leg to the router. It is not a failure of the target if that refused the prompt, if its
-// answer was final, or if Kvlane had no memory left for the answer.
+// legFailed reports a failed leg to the router. The target is not blamed if it refused the prompt, if its answer was
+// final, or if Kvlane had no memory left for the answer.
 func (d *Decider) legFailed(id routing.ReservationID, f *disagg.FailureError) {
 	d.book(d.now(), func(r *routing.Router, now time.Duration) {
 		switch f.Outcome {
@@ -308,14 +308,14 @@ func (w *work) computeLocally(ctx context.Context, p *placed) (extproc.Decision,
 	return w.forward(ctx, &local)
 }
 
-// tookLeg ends the stage of the prefill leg, which does not count towards the decision's time.
+// tookLeg ends the stage of the prefill leg, which is not part of the decision's time.
 func (w *work) tookLeg() {
 	before := w.clock
 	w.took(observe.StageLeg)
 	w.elsewhere += w.clock.Sub(before)
 }
 
-// joined forwards the decode leg of a prefill leg that was answered or is still running.
+// joined forwards the decode leg after its prefill leg was answered, or while that is still running.
 func (w *work) joined(ctx context.Context, p *placed, x *disagg.Exchange, l leg) (extproc.Decision, error) {
 	d := w.d
 	w.tookLeg()
@@ -336,8 +336,7 @@ func (w *work) joined(ctx context.Context, p *placed, x *disagg.Exchange, l leg)
 	w.entry.Prefill = p.prefill.Target.String()
 	out, t := w.decision(&joined)
 	if other := w.alternate(p.decode); other != "" {
-		// Envoy uses it if the first refuses connections; its own fallback cannot tell
-		// prefill workers from decode workers.
+		// Envoy uses it if the first refuses connections; its own fallback cannot tell prefill workers from decode workers.
 		out.Endpoint += "," + other
 	}
 	t.stopLeg, t.legUsage = l.Stop, l.usage
@@ -406,7 +405,7 @@ func (w *work) prefillAnswer(p *placed, f *disagg.FailureError) error {
 		Headers: []extproc.Header{{Name: "content-type", Value: kind}}}}
 }
 
-// rejectOf answers a request whose prefill leg has failed: as the worker did if the client is at fault, else 503.
+// rejectOf answers a request whose prefill leg has failed: with the worker's answer to a client's fault, else 503.
 func rejectOf(f *disagg.FailureError, api body.API) *extproc.Reject {
 	if f.Outcome != disagg.Refused {
 		return rejection(api, "kvlane_prefill_failed", body.Failure{Status: http.StatusServiceUnavailable,

@@ -11,7 +11,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// tenant returns the tenant that the gateway's header names, "" if none. Of two headers one may be the client's.
+// tenant returns the tenant in the gateway's header, "" if none. Of two such headers one may be the client's.
 func (j *job) tenant() (string, error) {
 	t := &j.d.cfg.Tenants
 	name, n := j.headers(t.SaltHeader)
@@ -34,8 +34,8 @@ func (j *job) headers(name string) (value string, n int) {
 	return value, n
 }
 
-// readTenant sets the salt of a request. The client's own salt still separates within a tenant. Whatever a client
-// writes it cannot make the salt of another tenant, nor that of requests without a tenant.
+// readTenant sets the salt of a request. The client's own salt still separates caches within a tenant. No client can
+// produce the salt of another tenant, or of requests without a tenant.
 func (j *job) readTenant(in *input) error {
 	if j.d.cfg.Tenants.SaltHeader == "" {
 		return nil
@@ -65,7 +65,7 @@ func TenantSalt(tenant string, own []byte) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// unsalted returns why the request must not be sent to a worker, "" if it may.
+// unsalted returns why the request must not be sent to a worker without its salt, "" if it may.
 func (w *work) unsalted(e *fleet.Endpoint) string {
 	t := &w.d.cfg.Tenants
 	if _, always := shape.ReadsSalt(e.Member.Engine, w.api); t.SaltHeader == "" || !t.Required || !w.in.known || w.idle || always {
@@ -83,9 +83,9 @@ func (w *work) mustSalt(p *placed, e *fleet.Endpoint) error {
 	return nil
 }
 
-// saltEdits returns the edits that give the request its tenant's salt. A client's own salt, or the extra_key that SGLang
-// joins to it, gets one even where the engine is not known to read it, and so do all of vLLM's requests, none of which
-// refuses it: it reads it on many paths (/generative_scoring, /v1/systemone, /invocations), more in each version.
+// saltEdits returns the edits that give the request its tenant's salt. A request with its own salt, or with the
+// extra_key that SGLang joins to it, gets one even where the engine is not known to read it. So do all of vLLM's
+// requests: none refuses it, and each version reads it on more paths (/generative_scoring, /invocations).
 func (w *work) saltEdits(e *fleet.Endpoint) (edits []body.Edit) {
 	if w.d.cfg.Tenants.SaltHeader != "" && w.api == body.Unknown { // SGLang's /vertex_generate
 		parameters := body.Member(w.in.body.Body, "parameters")
@@ -111,8 +111,8 @@ func (j *job) cacheSalt(in *input) string {
 	return in.body.CacheSalt()
 }
 
-// ownConversation separates the conversations of different tenants, both those with an id and those known by their
-// prefix. Ids of requests without a tenant get a prefix that no salt has, lest a client write a tenant's.
+// ownConversation separates the conversations of different tenants, with an id or recognised by prefix. Ids of requests
+// without a tenant get a prefix that no salt has, so that a client cannot use a tenant's id.
 func (j *job) ownConversation(in *input) string {
 	if in.salt == "" {
 		if in.conversation == "" || j.d.cfg.Tenants.SaltHeader == "" {

@@ -16,8 +16,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// usagePatience is how long an answer's usage waits for a prefill leg that runs
-// concurrently with the decode leg: it answers about when decode has its blocks.
+// usagePatience is how long an answer's usage waits for a concurrent prefill leg, which answers about when the decode
+// engine has its blocks.
 const usagePatience = 500 * time.Millisecond
 
 // ticket follows a decided request and moves its reservation through the ledger's phases.
@@ -31,7 +31,7 @@ type ticket struct {
 	decided     time.Time
 	// predicted is the number of cached tokens that the decision assumed.
 	predicted int64
-	// batch: vLLM reports the cached tokens of the last prompt only, and SGLang's /generate each one's.
+	// batch: vLLM reports the cached tokens of the last prompt only, SGLang's /generate those of each prompt.
 	batch bool
 	// credit is the index's speculative entries for the prompts sent to the decode target.
 	credit []kvindex.Credit
@@ -40,17 +40,17 @@ type ticket struct {
 	// batches is the target's count of event batches when the request was decided.
 	batches uint64
 
-	// expects is counted when the request is answered: an engine that refuses a prompt looks up nothing.
+	// expects is counted when the request is answered, because an engine that refuses a prompt does not look it up.
 	expects expects
 
 	// prefillMatched is the number of cached tokens that the decision assumed for the prefill leg.
 	prefillMatched int64
-	// stopLeg cancels a prefill leg that runs concurrently with the decode leg, nil if none does. When the decode leg
-	// has ended well its prefill leg has too, or is about to answer, and is not cancelled.
+	// stopLeg cancels a concurrent prefill leg, nil if there is none. It is not called when the decode leg has
+	// succeeded: its prefill leg has then answered, or is about to.
 	stopLeg context.CancelFunc
 
-	// legUsage is nil if the client gets the usage that decode reports. impatient reports
-	// that it did not arrive in time.
+	// legUsage is nil if the client gets the usage that the decode engine reports. impatient reports that it did not
+	// arrive in time.
 	legUsage  *disagg.LegUsage
 	impatient bool
 	editor    *body.UsageEditor
@@ -60,8 +60,8 @@ type ticket struct {
 	first  bool
 }
 
-// expects are the tokens of a prompt, and those of them that the decision assumed to be cached where
-// the prompt is computed: on the decode target if prefill is nil.
+// expects holds the number of prompt tokens, and how many of them the decision assumed to be cached on the target that
+// computes the prompt: the decode target if prefill is nil.
 type expects struct {
 	prompt, byEvents, speculative int64
 	prefill                       *fleet.Counters
@@ -129,7 +129,7 @@ func (t *ticket) moved(served string) {
 	if len(slots) == 0 {
 		return
 	}
-	// Without our header the engine chooses the rank; the least loaded one is the best guess.
+	// Without our header the engine chooses the rank. The least loaded one is the best guess.
 	best, rebooked := slots[0], false
 	t.d.book(t.d.now(), func(r *routing.Router, now time.Duration) {
 		for _, s := range slots[1:] {
@@ -163,7 +163,7 @@ func (t *ticket) ResponseBody(chunk []byte, last bool) {
 
 func (t *ticket) EditsBody() bool { return t.legUsage != nil && t.entry.Succeeded() }
 
-// EditBody replaces the usage by the prefill leg's.
+// EditBody replaces the usage with that of the prefill leg.
 func (t *ticket) EditBody(chunk []byte, last bool) (out []byte, changed, holds bool) {
 	if t.editor == nil {
 		if len(chunk) == 0 {
@@ -245,7 +245,7 @@ func (t *ticket) End(at time.Time) {
 	}
 }
 
-// brokenOff is Envoy's response flags of an answer that the engine ended early.
+// brokenOff lists Envoy's response flags of an answer that the engine broke off.
 var brokenOff = []string{"upstream_connection_termination", "upstream_remote_reset", "upstream_protocol_error"}
 
 func (t *ticket) Outcome(o extproc.Outcome) {
@@ -253,7 +253,7 @@ func (t *ticket) Outcome(o extproc.Outcome) {
 	for _, flag := range o.Flags {
 		t.d.metrics.Flags.WithLabelValues(t.endpoint.Target.Worker, flag).Inc()
 	}
-	// Failures before the answer were counted by their status. A client that leaves says nothing about the engine.
+	// Failures before the answer were counted by their status. A disconnected client is no sign of a bad engine.
 	broken := o.Status < 500 && slices.ContainsFunc(o.Flags, func(flag string) bool { return slices.Contains(brokenOff, flag) })
 	if broken {
 		t.d.onSuspect(t.endpoint.Target.Worker)

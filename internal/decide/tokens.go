@@ -12,10 +12,10 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// tokens are a prompt's token ids, as far as they are known.
+// tokens holds a prompt's token ids, as far as they are known.
 type tokens struct {
-	// ids are valid as long as the scratch memory; nil if they are not known, and once the request
-	// waits if they are not sent on. n is their number.
+	// ids are valid as long as the scratch memory. They are nil if unknown, and while the request waits unless they
+	// will be forwarded. n is their number.
 	ids []uint32
 	n   int
 	// partial reports that ids cover only the beginning of the prompt.
@@ -23,7 +23,7 @@ type tokens struct {
 	// others are the further prompts of a batch, as far as their ids were made.
 	batch  bool
 	others []shape.Other
-	// media are the prompt's images, each of which some of the ids stand for.
+	// media are the prompt's images; some of the ids are placeholders for each.
 	media []conv.Medium
 	// made is the model whose tokenizer made the ids, nil if a renderer did.
 	made *fleet.Model
@@ -31,7 +31,7 @@ type tokens struct {
 	count int64
 }
 
-// whole returns the ids of the whole prompt, nil if they are not known or stand for images.
+// whole returns the ids of the whole prompt, nil if they are unknown or include images.
 func (t *tokens) whole() []uint32 {
 	if t.partial || t.media != nil {
 		return nil
@@ -42,10 +42,10 @@ func (t *tokens) whole() []uint32 {
 // differ reports whether the worker's tokenizer is known to differ from the one that made the ids.
 func (t *tokens) differ(e *fleet.Endpoint) bool { return t.made != nil && t.made.Differs(e.Member) }
 
-// refusedTokens bounds the load of a prompt that the engine would refuse: it computes nothing, unless that is wrong.
+// refusedTokens bounds the load that is booked for a prompt that the engine probably refuses without computing it.
 const refusedTokens = 1000
 
-// tokens makes the prompt's ids, or records why there are none: the request is then routed by load.
+// tokens computes the prompt's ids, or records why there are none: the request is then routed by load.
 func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 	switch {
 	case j.idle:
@@ -87,8 +87,8 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 	return t, nil
 }
 
-// ids makes the ids, in the scratch memory unless they are cached. A remote renderer has
-// its own timeout and needs no processor: the decision's deadline does not end it.
+// ids computes the ids, in the scratch memory unless they are cached. A remote renderer has its own timeout and takes
+// no CPU time here, so the decision's deadline does not apply to it.
 func (j *job) ids(ctx, exact context.Context, in *input, t *tokens) (shape.Result, error) {
 	why := in.model.Unfit()
 	if why == nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// waiting are the requests for which no target has capacity. The goroutine that frees capacity places them, in order
-// and under the router's lock, so that none is overtaken; their own goroutines sleep until then. Guarded by Decider.mu.
+// waiting holds the requests for which no target has capacity. The goroutine that frees capacity places them, in order
+// and under the router's lock, so that none is overtaken. Their own goroutines sleep until then. Guarded by Decider.mu.
 type waiting struct {
 	queue routing.Queue
 	byID  map[uint64]*waiter
@@ -33,7 +33,7 @@ type waiting struct {
 	ex       *routing.Explanation
 }
 
-// waiter is a request in the queue. As an error it ends the steps until it has left.
+// waiter is a request in the queue. Returned as an error, it suspends the steps until the request has left the queue.
 type waiter struct {
 	id       uint64
 	work     *work
@@ -41,7 +41,7 @@ type waiter struct {
 	deadline time.Duration
 	// left is closed when another goroutine has taken the request out of the queue.
 	left chan struct{}
-	// placed and err are the outcome of the last attempt; panicked is what it panicked with.
+	// placed and err are the outcome of the last attempt; panicked is the value of its panic.
 	placed   *placed
 	err      error
 	panicked any
@@ -58,7 +58,7 @@ func (w *work) choose() (*placed, *waiter, error) {
 	if w.replans > 0 {
 		w.query.Waited = -1
 	} else {
-		// Capacity that became free by the passage of time alone goes to waiting requests.
+		// Capacity that became free merely because time passed goes to waiting requests.
 		d.placeWaiting(now, false)
 		if w.s.waited { // it has left the queue without a place, and may have one in another role
 			w.overlap(w.tokens)
@@ -138,8 +138,8 @@ func (w *work) slim() {
 	w.d.keepScratch(s)
 }
 
-// turnedAway is the answer to a request that err kept from being placed and that may not wait, or not any longer. Without
-// flow it is err. The Retry-After header has err's time, at least least.
+// turnedAway is the answer to a request that could not be placed because of err and may not wait, or not any longer.
+// Without flow it is err. The Retry-After header has err's time, but at least least.
 func (w *work) turnedAway(err error, details, message string, least time.Duration) error {
 	if w.d.live.Load().Flow.Requests == 0 {
 		return err
@@ -161,8 +161,8 @@ func retryAfter(err error) time.Duration {
 	return 5 * time.Second // a worker starts in minutes
 }
 
-// postponed is the decision until the request was placed or shed, has waited for as long as it may,
-// or its client has disconnected.
+// postponed is the decision while the request waits: until it is placed or shed, its time is up, or its client
+// disconnects.
 func (q *waiter) postponed(ctx context.Context) extproc.Decision {
 	w := q.work
 	w.r.Hold(true)
@@ -174,7 +174,7 @@ func (q *waiter) postponed(ctx context.Context) extproc.Decision {
 	}}}
 }
 
-// expire ends the wait of a request that has waited for as long as it may.
+// expire ends the wait of a request whose time is up.
 func (q *waiter) expire() {
 	d := q.work.d
 	d.mu.Lock()
@@ -189,7 +189,7 @@ func (q *waiter) late() {
 	q.err = q.work.turnedAway(q.err, "kvlane_queue_timeout", "no worker became free in time; try again", 0)
 }
 
-// waited is how the wait of a request ended: if it is still in the queue, its client has disconnected.
+// waited returns how the wait of a request ended. If it is still in the queue, its client has disconnected.
 func (d *Decider) waited(q *waiter) (*placed, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -229,9 +229,9 @@ func (d *Decider) placeWaiting(now time.Duration, all bool) {
 	})
 }
 
-// attempt tries again to place a waiter, with the index's current content. A panic is reported
-// to the waiter's own goroutine, not to the one that freed capacity, and removes the waiter
-// from the queue, so that the others get their turn.
+// attempt tries again to place a waiter, with the current content of the index. A panic is reported to the waiter's own
+// goroutine, not to the one that freed capacity. It removes the waiter from the queue, so that the others get their
+// turn.
 func (q *waiter) attempt(now time.Duration) {
 	w, l := q.work, &q.work.d.waiting
 	w.s.matches, w.s.overlaps = l.matches, l.overlaps
@@ -290,8 +290,8 @@ func (w *work) lane(err error) (routing.Lane, bool) {
 	return routing.Lane{Class: class, Slot: routing.NoSlot}, true
 }
 
-// class is the model name by which the queue groups the request, "" for a name that neither the configuration nor a worker
-// lists: clients could send a new one in each request, and all of them go to the same targets. The caller holds d.mu.
+// class is the model name by which the queue groups the request. It is "" for unknown names: clients could send a new
+// one in each request, and all of them go to the same targets. The caller holds d.mu.
 func (w *work) class() string {
 	if w.query.Listed || w.in.model != nil || w.d.router.Lists(w.query.Model) {
 		return strings.Clone(w.query.Model)
@@ -305,7 +305,7 @@ func isAbsent(err error) bool {
 	return ok && none.Pool != routing.Prefill
 }
 
-// uncached is the tokens of the prompt that even the best target would have to compute.
+// uncached is the number of prompt tokens that even the best target would have to compute.
 func (w *work) uncached() int64 {
 	best := int64(0)
 	for i := range w.s.overlaps {
@@ -342,14 +342,14 @@ func (w *work) flowTenant(f *config.Flow) string {
 	return ""
 }
 
-// charge adds the tokens of a placed request to its conversation's, if the order of the queue depends on them.
+// charge adds the tokens of a placed request to those of its conversation, if the order of the queue depends on them.
 func (l *waiting) charge(w *work, p *placed) {
 	if f := &w.d.live.Load().Flow; f.Requests > 0 && f.Order == config.OrderServed && w.query.Conversation != "" {
 		l.queue.Charge(w.query.Conversation, &p.plan)
 	}
 }
 
-// Drain answers 429 to all requests that wait, or would from now on. Call it when the process is about to end.
+// Drain answers waiting requests, and those that would wait from now on, with 429. Call it when the process ends.
 func (d *Decider) Drain() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -361,8 +361,8 @@ func (d *Decider) Drain() {
 	}
 }
 
-// flow sums the waiters up for the metrics: by model and priority, and for each configured
-// model how full its targets are. The caller holds d.mu.
+// flow sums up the waiters by model and priority for the metrics, and how full the targets of each configured model
+// are. The caller holds d.mu.
 func (d *Decider) flow(now time.Duration) (classes []observe.FlowClass, pools []observe.FlowPool) {
 	f := &d.live.Load().Flow
 	if f.Requests == 0 {

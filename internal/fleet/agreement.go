@@ -14,7 +14,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// maxComparisons bounds the engines that are asked concurrently, over all models.
+// maxComparisons bounds the engines that are queried concurrently, over all models.
 const maxComparisons = 4
 
 // agreement is the result of comparing a model's ids with those of each worker that serves it. A worker that differs is
@@ -33,8 +33,8 @@ type differing struct {
 	all     bool
 }
 
-// check is the comparison of a model with one worker. Comparisons that fall due while the worker is unavailable are made
-// when it is back.
+// check is the comparison of a model with one worker. Comparisons that fall due while the worker is unavailable are
+// made when it is available again.
 type check struct {
 	checker    *shape.Checker
 	address    string
@@ -97,8 +97,8 @@ func (c *check) end() {
 	<-c.done
 }
 
-// compareAll starts comparing every model with every worker that serves it: when the worker
-// appears, when it is back, and as requests arrive.
+// compareAll starts comparing every model with every worker that serves it: when the worker appears, when it is
+// available again, and as requests arrive.
 func (f *Fleet) compareAll(v *View) {
 	for _, s := range f.models.Load().list {
 		if s.Tokens == nil || s.Config.Check.Disabled {
@@ -195,8 +195,9 @@ func (m *Model) Differs(worker *Member) bool {
 
 const worthIDs = 256 // tokens of a prompt, from which on its ids are sent by default; see docs/tokens.md
 
-// TakesIDs reports whether the ids of a prompt of n tokens are sent to the worker (hand_ids). It must have been found to
-// answer with ids as without. Where comparisons are off, hand_ids: true sends those of chats and completions.
+// TakesIDs reports whether the ids of a prompt of n tokens are sent to the worker (hand_ids). A comparison must have
+// given the same answer with ids as without. Where comparisons are off, hand_ids: true sends those of chats and
+// completions.
 func (m *Model) TakesIDs(worker *Member, api body.API, n int) bool {
 	hand := m.Config.HandIDs
 	switch {
@@ -209,7 +210,7 @@ func (m *Model) TakesIDs(worker *Member, api body.API, n int) bool {
 	return c != nil && c.checker.TakesIDs(api)
 }
 
-// SetDiffering marks workers as differing, as comparisons do. It is for tests of the consequences.
+// SetDiffering marks workers as differing, as comparisons do. It is for tests.
 func (m *Model) SetDiffering(workers ...string) {
 	d := &differing{workers: map[string]bool{}}
 	for _, w := range workers {

@@ -16,7 +16,7 @@ import (
 const (
 	// listAgain is the TTL of the workers' lists: after it, an unknown name refreshes them.
 	listAgain = 2 * time.Second
-	// listTimeout bounds one GET /v1/models, and how long a request waits for all of them.
+	// listTimeout bounds one GET /v1/models, and the time that a request waits for all workers' answers.
 	listTimeout = 2 * time.Second
 	// shownFor is the TTL of the lists for the answer to a client's GET /v1/models.
 	shownFor = 15 * time.Second
@@ -24,8 +24,8 @@ const (
 	maxListing = 16
 )
 
-// catalog has the names that workers list in GET /v1/models beyond the models that they declare: adapters that were
-// loaded later. Workers are queried when a request names an unknown model.
+// catalog holds the names that workers list in GET /v1/models in addition to the models that they declare, such as
+// adapters that were loaded later. Workers are queried when a request names an unknown model.
 type catalog struct {
 	asker *workers.Asker
 
@@ -51,15 +51,15 @@ type listed struct {
 	served     map[string]served // by model
 }
 
-// served is what an engine reports about a model: its context length in tokens, 0 if entries for its names disagree, and
-// the value of the engine's --model, "" if unknown.
+// served is what an engine reports about a model: its context length in tokens, 0 if the entries for its names
+// disagree, and the value of the engine's --model, "" if unknown.
 type served struct {
 	context int
 	base    string
 }
 
-// declare sets names (the models that workers list in their configuration), split (no model is served by all of them),
-// and open (a worker lists none, which means that it serves any).
+// declare sets three fields: names (the models that workers list in their configuration), split (no model is served by
+// all workers) and open (a worker lists none, so it serves any model).
 func (v *View) declare(base func(name string) string) {
 	v.names = map[string]bool{}
 	var common map[string]bool
@@ -100,7 +100,7 @@ func (f *Fleet) Known(v *View, name string) bool {
 	return f.catalog.names[name]
 }
 
-// OpenToAll reports whether requests for any model may be placed: some worker does not declare its models, or none does.
+// OpenToAll reports whether requests for any model may be placed: a worker declares no models, or none does.
 func (v *View) OpenToAll() bool { return v.open || len(v.names) == 0 }
 
 // Split reports whether no model is served by all workers.
@@ -142,7 +142,7 @@ func (f *Fleet) list(ctx context.Context, ttl time.Duration) bool {
 
 // Catalog is an answer to GET /v1/models. It is not changed.
 type Catalog struct {
-	// JSON is the list, sorted by name; nil if no worker has named any.
+	// JSON is the list, sorted by name; nil if no worker has listed a model.
 	JSON   []byte
 	Models map[string]workers.Listed
 	// Whole reports whether all ready workers have answered.
@@ -209,7 +209,7 @@ func (s *Catalog) fill(lists map[string]listed) {
 	}
 }
 
-// askFor queries a worker for its models, when fewer than maxListing are queried, and keeps them.
+// askFor queries a worker for its models and stores them. It waits while maxListing workers are being queried.
 func (f *Fleet) askFor(ctx context.Context, m *Member) (l listed, err error) {
 	select {
 	case f.listGate <- struct{}{}:
@@ -233,7 +233,7 @@ func (f *Fleet) askFor(ctx context.Context, m *Member) (l listed, err error) {
 	return l, nil
 }
 
-// served returns what a worker's model list says of the configured models, by their names in the configuration.
+// served returns what a worker's model list reports about the configured models, by their configured names.
 func (f *Fleet) served(list []workers.Listed) map[string]served {
 	out, models := map[string]served{}, f.models.Load()
 	for i := range list {
@@ -263,8 +263,8 @@ func firstNamed(a, b string) string {
 	return a
 }
 
-// learnContexts sets each model's context length, if all its engines report the same, and the engines' --model, the
-// alphabetically first of several. The caller holds the catalog's lock.
+// learnContexts sets each model's context length, if all its engines report the same, and the engines' --model: if they
+// differ, the alphabetically first. The caller holds the catalog's lock.
 func (f *Fleet) learnContexts(models []*Model) {
 	all := map[string]served{}
 	for _, l := range f.catalog.listed {

@@ -39,8 +39,7 @@ type feeds struct {
 	mu      sync.Mutex
 	running map[string]*feedHandle // by worker
 
-	// snapshot is read-locked while the events of a batch are applied, and write-locked
-	// while a copy of the index is made.
+	// snapshot is read-locked while the events of a batch are applied, and write-locked while a copy of the index is made.
 	snapshot sync.RWMutex
 	warmMu   sync.Mutex
 	warm     map[kvindex.Target]warmTarget
@@ -76,9 +75,9 @@ func (f *feeds) close() {
 	}
 }
 
-// relayWait is how long a relay may take to connect before the log has a warning. feedLines bounds the log lines about a
-// worker's feeds in 10 s: who sends its events could otherwise cause three with each batch. maxBatch bounds a batch in
-// bytes: engines send less than 1 MiB, and each rank may make the feed hold and decode one.
+// relayWait is how long a relay may take to connect before a warning is logged. feedLines bounds the log lines about a
+// worker's feeds in 10 s, because a sender of events could otherwise cause three with each batch. maxBatch bounds a
+// batch in bytes: engines send less than 1 MiB, and the feed may hold and decode one for each rank.
 const relayWait, feedLines, maxBatch = time.Second, 500, 16 << 20
 
 // startFeed follows a worker's events. A worker without events, or with events that cannot be followed, is routed by
@@ -212,8 +211,8 @@ func (h *feedHandle) stop() {
 	}
 }
 
-// Finished tells a target's feed that a request with new blocks ended there. silent reports
-// that no event has arrived from the target since the request was decided.
+// Finished informs a target's feed that a request with new blocks ended there. silent reports that no event has arrived
+// from the target since the request was decided.
 func (m *Member) Finished(slot kvindex.Slot, t kvindex.Target, silent bool) {
 	h := m.feed
 	if h.pushed {
@@ -240,7 +239,7 @@ type sink struct {
 	log       zerolog.Logger
 	replays   *semaphore.Weighted
 	large     *semaphore.Weighted
-	// cursors has by endpoint the position up to which events are applied, zero if unknown. Guarded by feeds.snapshot.
+	// cursors holds, by endpoint, the position up to which events are applied, zero if unknown. Guarded by feeds.snapshot.
 	cursors []feed.Cursor
 }
 
@@ -254,7 +253,7 @@ func (s *sink) slot(t kvindex.Target) (slot kvindex.Slot, at int, ok bool) {
 	return 0, 0, false
 }
 
-// address is the endpoint of a target's events: that of its rank, or the worker's if one poll serves all ranks.
+// address is the endpoint of a target's events: the rank's, or the worker's if one poll serves all ranks.
 func (s *sink) address(t kvindex.Target) string {
 	if _, at, ok := s.slot(t); ok {
 		if own, err := workers.RankEndpoint(s.m.Events.Endpoint, at); err == nil {
@@ -355,8 +354,8 @@ func (f *Fleet) FeedStatus() []feed.Status {
 	return out
 }
 
-// Syncing names a feed that may still catch up but has not, "" if there is none. Relays
-// that have not connected are ignored.
+// Syncing names a feed that has not caught up but may still do so, "" if there is none. Relays that have not connected
+// are ignored.
 func (f *Fleet) Syncing() string {
 	members := f.View().members
 	for _, s := range f.FeedStatus() {

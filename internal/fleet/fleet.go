@@ -24,15 +24,15 @@ import (
 type Options struct {
 	Config *config.Config
 	Models []*Model
-	// Cache is the cache that requests go through, so that comparisons with engines judge it, too.
+	// Cache is the cache that requests use, so that comparisons with engines cover it too.
 	Cache *conv.Cache
 	// Key is the key of the block hash.
 	Key     kvindex.Key
 	Metrics *observe.Metrics
 	Log     zerolog.Logger
-	// OnEndpoints gets the addresses that Envoy may forward to: those of workers that serve whole requests, and those of
-	// prefill workers. On each change it is called twice: first with what is new in addition, so that Envoy knows an
-	// address before requests are placed there, then without what has gone.
+	// OnEndpoints receives the addresses that Envoy may forward to: those of workers that serve whole requests, and
+	// those of prefill workers. On each change it is called twice: first with the new addresses added, so that Envoy
+	// knows an address before requests are placed there, then with the old ones removed.
 	OnEndpoints func(serve, prefill []string)
 	// Update runs a change of the router under its lock. now is the time at on the router's clock.
 	Update func(at time.Time, change func(r *routing.Router, now time.Duration))
@@ -98,15 +98,15 @@ func (f *Fleet) Close() {
 
 var roles = map[string]routing.Role{"both": routing.Both, "prefill": routing.Prefill, "decode": routing.Decode}
 
-// SetWorkers replaces the list of workers. Of a worker that is gone or has another generation
-// everything is dropped: its blocks, its load, its feed.
+// SetWorkers replaces the list of workers. If a worker is gone or has another generation, its blocks, load and feed are
+// dropped.
 func (f *Fleet) SetWorkers(list []workers.Worker) {
 	f.changing.Lock()
 	defer f.changing.Unlock()
 	f.setWorkers(list)
 }
 
-// setWorkers also forgets the blocks of workers that belong to another model than before. The caller holds changing.
+// setWorkers also forgets a worker's blocks if they belong to another model than before. The caller holds changing.
 func (f *Fleet) setWorkers(list []workers.Worker) {
 	old := f.View()
 	next := &View{members: make(map[string]*Member, len(list)), byAddress: map[string][]kvindex.Slot{}}
@@ -179,8 +179,8 @@ func (v *View) enter(m *Member) {
 	}
 }
 
-// addresses returns where requests may be forwarded to: workers that serve whole requests,
-// and prefill workers, in the order of list.
+// addresses returns the addresses that requests may be forwarded to, in the order of list: those of workers that serve
+// whole requests, and those of prefill workers.
 func (v *View) addresses(list []workers.Worker) (serve, prefill []string) {
 	for i := range list {
 		m := v.members[list[i].Name]
@@ -239,7 +239,7 @@ func (f *Fleet) relabel(m *Member) {
 	f.checkMember(m)
 }
 
-// drop removes a worker with everything known of it.
+// drop removes a worker with everything known about it.
 func (f *Fleet) drop(m *Member) {
 	m.feed.stop()
 	f.Update(f.Now(), func(r *routing.Router, _ time.Duration) {
@@ -252,8 +252,8 @@ func (f *Fleet) drop(m *Member) {
 	}
 }
 
-// tellRouter gives the router the current targets: those of 64 workers at a time, since decisions wait meanwhile, and in the
-// order that they have there, in which thousands of new ones cost linear time. The caller holds catalog.mu.
+// tellRouter passes the current targets to the router, 64 workers at a time because decisions wait meanwhile. They are
+// in the router's order, so that adding thousands takes linear time. The caller holds catalog.mu.
 func (f *Fleet) tellRouter(v *View) {
 	for names := range slices.Chunk(slices.Sorted(maps.Keys(v.members)), 64) {
 		f.Update(f.Now(), func(r *routing.Router, _ time.Duration) {
@@ -275,7 +275,7 @@ func (f *Fleet) tellRouter(v *View) {
 	}
 }
 
-// Load passes the loads that an engine reports for its ranks on to the router. at is when their measurement began.
+// Load passes the loads that an engine reports for its ranks to the router. at is when their measurement began.
 func (f *Fleet) Load(worker string, at time.Time, loads []workers.RankLoad) {
 	v := f.View()
 	m := v.members[worker]
@@ -298,9 +298,9 @@ func (f *Fleet) Load(worker string, at time.Time, loads []workers.RankLoad) {
 	})
 }
 
-// ForgetGone deletes a worker's metrics if it has left, so that series do not accumulate in
-// fleets whose workers are replaced under new names. Requests that end after their worker
-// left create series again: call ForgetGone after counting for a worker.
+// ForgetGone deletes a worker's metrics if it has left, so that series do not accumulate in fleets whose workers are
+// replaced under new names. A request that ends after its worker left creates the series again, so call ForgetGone
+// after counting for a worker.
 func (f *Fleet) ForgetGone(worker string) {
 	if f.View().members[worker] == nil {
 		f.Metrics.ForgetWorker(worker)

@@ -20,13 +20,13 @@ var (
 type Model struct {
 	Config config.Model
 	Engine shape.Engine
-	// Tokens makes the ids; nil where there is no tokenizer.
+	// Tokens computes the ids; nil where there is no tokenizer.
 	Tokens *shape.Model
 	// Refused is why the configured tokenizer could not be loaded, "" if it was loaded. Away reports that loading it again
 	// may succeed.
 	Refused string
 	Away    bool
-	// Remote makes ids where Tokens cannot; may be nil.
+	// Remote computes ids where Tokens cannot; may be nil.
 	Remote *shape.Remote
 
 	agreement agreement
@@ -37,7 +37,7 @@ func (m *Model) Names() []string {
 	return slices.Concat([]string{m.Config.Name}, m.Config.Aliases, m.Config.Adapters)
 }
 
-// Unfit returns why the model cannot make ids itself, nil if it can.
+// Unfit returns why the model cannot compute ids itself, nil if it can.
 func (m *Model) Unfit() error {
 	if m.Tokens == nil {
 		return ErrNoTokenizer
@@ -53,8 +53,8 @@ func serves(names []string, m *Model) bool {
 	return len(names) == 0 || slices.ContainsFunc(names, func(n string) bool { return slices.Contains(m.Names(), n) })
 }
 
-// cacheModel is the name under which the index knows a worker's cache: that of the configured model that it serves, so
-// that aliases and adapters in its list mean the same cache as in a request.
+// cacheModel is the name under which the index knows a worker's cache: the configured model that the worker serves. So
+// aliases and adapters in its list refer to the same cache as in a request.
 func (f *Fleet) cacheModel(served []string) string {
 	for _, name := range served {
 		if s := f.models.Load().byName[name]; s != nil {
@@ -79,7 +79,7 @@ func (f *Fleet) Model(name string) *Model {
 	return all.list[0]
 }
 
-// modelSet are the configured models. They are replaced as a whole.
+// modelSet holds the configured models. It is replaced as a whole.
 type modelSet struct {
 	list   []*Model
 	byName map[string]*Model // every name
@@ -95,8 +95,8 @@ func newModelSet(list []*Model) *modelSet {
 	return s
 }
 
-// SetModels replaces the models. A request that is being decided keeps its model. New models are compared with the workers
-// as at the start. Workers whose blocks belong to another model now are cleared, and their feeds start anew.
+// SetModels replaces the models. A request that is being decided keeps its model. New models are compared with the
+// workers as at startup. Workers whose blocks now belong to another model are cleared, and their feeds restart.
 func (f *Fleet) SetModels(list []*Model) {
 	f.changing.Lock()
 	defer f.changing.Unlock()

@@ -9,7 +9,7 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// Prompt is a query of the index: the hashes of Tokens tokens. Made is the model whose ids these are, nil if a renderer made them.
+// Prompt is a query of the index: the block hashes of Tokens tokens. Made is the model of the ids, nil for a renderer's.
 type Prompt struct {
 	Hashes []kvindex.Hash
 	Tokens int
@@ -20,8 +20,8 @@ type Prompt struct {
 func (f *Fleet) Index() *kvindex.Index { return f.index }
 
 // AppendOverlaps appends, for each target that holds blocks of the prompt, the number of tokens that it need not
-// compute. Workers whose tokenizer differs from the one that made the ids are left out, because their
-// blocks are named by other ids. matches is scratch memory for the lookup.
+// compute. Workers whose tokenizer differs from the prompt's are left out, because their blocks are hashes of other
+// ids. matches is scratch memory for the lookup.
 func (f *Fleet) AppendOverlaps(dst []routing.Overlap, p *Prompt, matches *kvindex.Matches) []routing.Overlap {
 	if len(p.Hashes) == 0 {
 		return dst
@@ -88,7 +88,7 @@ func (f *Fleet) sawBlocks(size int32) {
 	}
 }
 
-// Media converts media of a prompt for the index, with the digests that feed makes of their identifiers.
+// Media converts media of a prompt for the index, with the same digests of their identifiers that feed computes.
 func Media(media []conv.Medium) []kvindex.Medium {
 	out := make([]kvindex.Medium, len(media))
 	for i, m := range media {

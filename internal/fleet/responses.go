@@ -14,14 +14,14 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// An engine keeps an answer of /v1/responses in the process that made it: only there can it be
-// continued (previous_response_id), read or cancelled. The engines (vLLM 0.32, SGLang, TensorRT-LLM)
-// name it by the body's request_id. Kvlane sets that to an id that contains a hash of the target. So no
-// table is needed: any replica with the same index.key can read the id, also after a restart.
+// An engine keeps an answer of /v1/responses in the process that made it. Only there can it be continued
+// (previous_response_id), read or cancelled. The engines (vLLM 0.32, SGLang, TensorRT-LLM) use the body's request_id as
+// its name, so Kvlane sets that to an id that contains a hash of the target. This needs no table: any replica with the
+// same index.key can read the id, even after a restart.
 //
 // The id is responseMark and, encrypted (AES-GCM) and in hex: 8 random bytes common to a conversation's answers, the
-// prompt's length in tokens (4 bytes) and a hash of the target's name (8 bytes). The tenant is the additional data, so an
-// id is valid for its tenant only. A client can neither read an id, nor change it, nor make one.
+// prompt's length in tokens (4 bytes) and a hash of the target's name (8 bytes). The tenant is the additional data, so
+// an id is valid for its tenant only. A client can neither read, change nor forge an id.
 const (
 	responseMark  = "resp_"
 	responseBytes = 20
@@ -75,7 +75,7 @@ func (s *Responses) Read(v *View, tenant, text string) (r Response, ok bool) {
 	return r, true
 }
 
-// ID makes the id of an answer of a target to a prompt of that many tokens; root is nil for a new conversation.
+// ID returns the id of a target's answer to a prompt of that many tokens; root is nil for a new conversation.
 func (s *Responses) ID(tenant string, root []byte, tokens int64, e *Endpoint) string {
 	id := make([]byte, 8, responseBytes)
 	if copy(id, root) == 0 {

@@ -58,7 +58,7 @@ func (f *Fleet) DumpIndex(w io.Writer) error {
 	})
 }
 
-// Speculate credits a target with a prompt of that many tokens, but not while the index is copied: none waits for it.
+// Speculate credits a target with a prompt of that many tokens. It does nothing, and does not wait, during a copy.
 func (f *Fleet) Speculate(slot kvindex.Slot, hashes []kvindex.Hash, tokens int, now time.Time) kvindex.Credit {
 	if !f.feeds.snapshot.TryRLock() {
 		return kvindex.Credit{}
@@ -85,9 +85,9 @@ func (f *Fleet) Expire(now time.Time) {
 	}
 }
 
-// LoadIndex loads a copy written by another replica's DumpIndex. Call it before the first
-// SetWorkers: workers then find their targets in it, and their feeds continue from its
-// cursors. After an error the index is empty and another copy may be tried.
+// LoadIndex loads a copy written by another replica's DumpIndex. Call it before the first SetWorkers, so that workers
+// find their targets in it and their feeds continue from its cursors. After an error the index is empty and another
+// copy may be tried.
 func (f *Fleet) LoadIndex(r io.Reader) error {
 	cursors, err := f.index.Load(r)
 	if err != nil {
@@ -120,8 +120,8 @@ func (f *Fleet) ForgetUnclaimed() {
 	}
 }
 
-// addSlot allocates a target's slot, with the blocks of a peer's copy if the feed can prove
-// that it continues from there: resume is the cursor to do so.
+// addSlot allocates a target's slot, with the blocks of a peer's copy if the feed can prove that it continues from
+// there. resume is the cursor to continue from.
 func (f *Fleet) addSlot(t kvindex.Target, w *config.Worker) (slot kvindex.Slot, resume *feed.Cursor, err error) {
 	// No copy may be made in the meantime: slots would change owners under it.
 	f.feeds.snapshot.RLock()
@@ -152,8 +152,8 @@ func (f *Fleet) dropSlot(s kvindex.Slot) {
 	f.index.Drop(s)
 }
 
-// resumable reports whether a worker's feed can prove that it resumes at a cursor: the engine has to send the batch
-// before it again. TensorRT-LLM's events cannot be read without its first ones, which name the attention windows.
+// resumable reports whether a worker's feed can prove that it resumes at a cursor: the engine must send the preceding
+// batch again. TensorRT-LLM's events cannot be read without the first ones, which name the attention windows.
 func resumable(w *config.Worker) bool {
 	return w.Engine != string(feed.TRTLLM) && (w.Events.Replay != "" || w.Events.Endpoint == config.PushEndpoint)
 }

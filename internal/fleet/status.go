@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-// Status returns the workers with their targets, sorted by name. loads are those of all targets.
+// Status returns the workers with their targets, sorted by name. loads holds the load of each target.
 func (f *Fleet) Status(loads []observe.TargetLoad) []observe.WorkerStatus {
 	v, byTarget := f.View(), map[kvindex.Target]*observe.TargetLoad{}
 	for i := range loads {

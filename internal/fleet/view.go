@@ -38,14 +38,14 @@ type Member struct {
 	feed     *feedHandle
 	counters []*Counters        // by slot
 	answered prometheus.Counter // responses with a 2xx status
-	// blockSize is the engine's block in tokens, as configured or as its events say; 0
-	// while unknown. Shared by all states of the same worker.
+	// blockSize is the engine's block size in tokens, from the configuration or its events; 0 while unknown. It is
+	// shared by all states of the same worker.
 	blockSize *atomic.Int32
 	model     string // under which the index keeps its blocks
 }
 
-// Replaces reports whether a leg for decode target o can also be served by e's worker:
-// another one, ready, that decodes the same models at the same local rank.
+// Replaces reports whether e's worker can also serve a leg for decode target o: it is another worker, ready, and
+// decodes the same models at the same local rank.
 func (e *Endpoint) Replaces(o *Endpoint) bool {
 	m := e.Member
 	return m.Name != o.Member.Name && e.Rank == o.Rank && m.Role != "prefill" && m.Ready && !m.Draining && slices.Equal(m.Models, o.Member.Models)
@@ -55,7 +55,7 @@ func (e *Endpoint) Replaces(o *Endpoint) bool {
 type View struct {
 	endpoints []Endpoint // by slot
 	members   map[string]*Member
-	// byAddress has the slots that an address serves.
+	// byAddress holds the slots that an address serves.
 	byAddress map[string][]kvindex.Slot
 	// names are the models that workers declare; see declare.
 	names       map[string]bool

@@ -18,7 +18,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-// askModelsAgain is how soon a worker is asked again that does not list its models.
+// askModelsAgain is the interval at which a worker that does not list its models is queried again.
 const askModelsAgain = 15 * time.Second
 
 // mismatches are differences between the configuration of workers and what their engines report,
@@ -26,7 +26,7 @@ const askModelsAgain = 15 * time.Second
 type mismatches struct {
 	mu       sync.Mutex
 	byWorker map[string]map[string]mismatch
-	// next has the workers that askModels runs for, with the member that it is to ask next; nil for none.
+	// next holds the workers that askModels runs for, with the member to query next; nil for none.
 	next map[string]*Member
 }
 
@@ -35,7 +35,7 @@ type mismatch struct {
 	text       string
 }
 
-// mismatch records a difference, or removes it if text is empty. It logs a new one.
+// mismatch records and logs a difference, or removes it if text is empty.
 func (f *Fleet) mismatch(m *Member, reason, text string) {
 	f.mismatches.mu.Lock()
 	defer f.mismatches.mu.Unlock()
@@ -109,7 +109,7 @@ func (f *Fleet) compareBlocks(m *Member, size int) {
 	f.mismatch(m, "other_block_size", text)
 }
 
-// compareRanks compares the n ranks that an engine has from first on with those of the configuration.
+// compareRanks compares an engine's n ranks, starting with first, with the configured ones.
 func (f *Fleet) compareRanks(m *Member, first, n int) {
 	text := ""
 	switch {
@@ -179,8 +179,8 @@ func (f *Fleet) checkMember(m *Member) {
 	f.mismatch(m, "unknown_model", text)
 }
 
-// checkModels asks a worker that has become ready for its models, until they include those
-// that its configuration lists. It returns without waiting for the engine.
+// checkModels queries a worker that has become ready for its models until they include the configured ones. It does not
+// wait for the engine.
 func (f *Fleet) checkModels(m *Member) {
 	f.mismatches.mu.Lock()
 	defer f.mismatches.mu.Unlock()
@@ -191,7 +191,7 @@ func (f *Fleet) checkModels(m *Member) {
 	}
 }
 
-// nextCheck returns the member to ask, nil if askModels shall end.
+// nextCheck returns the member to query, nil if askModels must end.
 func (f *Fleet) nextCheck(name string) *Member {
 	f.mismatches.mu.Lock()
 	defer f.mismatches.mu.Unlock()
@@ -234,8 +234,8 @@ func (f *Fleet) askModels(name string) {
 	}
 }
 
-// Warnings returns why workers are not ready, and why they or models are less useful than they are
-// configured to be, sorted by worker; those of models come first.
+// Warnings returns why workers are not ready, and why workers or models do not work as configured. Warnings about
+// models come first, then those about workers by name.
 func (f *Fleet) Warnings() []observe.Warning {
 	v, out := f.View(), []observe.Warning(nil)
 	add := func(worker, reason, format string, args ...any) {
