@@ -559,11 +559,9 @@ func (x *Index) removeStep(s Slot, t Tier, group int32, names []EngineHash) {
 			}
 		}
 		x.counters.removed += int64(n - i)
-		st.guesses.removed = p
+		st.guesses.removed = placeAt(id, to-1)
 		if from < p.offset() {
 			st.guesses.removed = placeAt(id, from)
-		} else {
-			st.guesses.removed = placeAt(id, to-1)
 		}
 		x.unhold(id, s, t, from, to)
 		i = n

@@ -296,7 +296,7 @@ func (m *Model) refuseSurrogates(in input, name string) error {
 	if in.profile == profiles[VLLM] && m.encodes(encoders.Original) {
 		return encoders.ErrMissing
 	}
-	return refuse("%s: surrogates are not allowed in text", name)
+	return refuse("%s: input should be a valid string without half of a surrogate pair", name)
 }
 
 // checkIDs refuses ids beyond the tokenizer's: vLLM answers 400 to those that the model does not have either, and SGLang crashes.
