@@ -299,8 +299,8 @@ func (x *Index) storeStep(s Slot, t Tier, group int32, at place, names []EngineH
 	return at, nil
 }
 
-// room returns where to store n fresh blocks: the end of the parent's segment if the parent is
-// its last block, else a new segment. It may return room for fewer blocks.
+// room returns where to store up to n fresh blocks: the end of the parent's segment if the parent is its last block,
+// else a new segment.
 func (x *Index) room(id uint32, from, n int) (uint32, int, int) {
 	if id != 0 {
 		g := x.seg(id)
@@ -366,7 +366,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 	}
 	for i := range stored {
 		if err := x.storeOne(s, t, group, nonzero(names[i]), placeAt(id, from+i)); err != nil {
-			// nameFor has checked that this cannot happen; if it does, no block may stay that no slot holds
+			// nameFor has ruled this out; if it happens all the same, no block may stay that no slot holds
 			x.reap(id, from+i, from+stored)
 			return i, err
 		}
@@ -427,7 +427,7 @@ func (x *Index) storeKnown(s Slot, t Tier, group int32, id uint32, from int, nam
 	return nil
 }
 
-// unnamed returns how many blocks in a row from from on, up to to, have no name.
+// unnamed returns the number of consecutive blocks without a name in [from, to), starting at from.
 func (g segment) unnamed(from, to int) int {
 	blockNames := g.names()[from:to]
 	n := 0
@@ -462,7 +462,8 @@ func (x *Index) revive(g segment, from, to int) {
 	}
 }
 
-// storePlaceholders adds a further tier to blocks that are named without their tokens, as offloading connectors do.
+// storePlaceholders adds a further tier to blocks that an event names without their tokens, as offloading connectors
+// do.
 func (x *Index) storePlaceholders(s Slot, e *Event) error {
 	st := &x.slots[s]
 	if st.blockSize == 0 {

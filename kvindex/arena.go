@@ -145,8 +145,7 @@ func (a *arena) release(r ref) {
 	}
 }
 
-// reset drops all records. It keeps one of the empty chunks, for an index that holds next to
-// nothing and is emptied repeatedly.
+// reset drops all records. It keeps one empty chunk, for a nearly empty index that is cleared repeatedly.
 func (a *arena) reset() {
 	spare := a.spare
 	*a = arena{}

@@ -5,15 +5,15 @@ import "slices"
 // Most blocks are never looked up by name: the parent of a stored block is nearly always the block stored last, and
 // engines free chains block by block from their end. So the name of a block is at first only recorded in its segment
 // (deferred), except for small events, whose blocks are likely parents. It enters the name table when a lookup by name
-// becomes likely: when it is the first block of its event, because some engines free chains from their start; when a
-// chain is left at this block, by storing or by removing, or branches off it; and when it becomes an end of what is
-// left of a segment.
+// becomes likely: when it is the first block of its event, because some engines free chains from their start; when
+// storing or removing leaves a chain at this block, or a chain branches off it; and when it becomes an end of the rest
+// of a segment.
 //
 // So both ends of a chain are in the table, and removing a chain from either end finds each block
 // without a search: the first one there, each further one as the neighbour of the one before.
 //
 // A name that is neither guessed nor in the table is searched for in the segments where the slot holds deferred blocks.
-// A segment that was searched maxSearches times enters all of its names. So a block costs its slots at most maxSearches
+// After maxSearches searches of a segment all of its names are entered. So a block costs its slots at most maxSearches
 // comparisons and one entry, whatever the order of events.
 const maxSearches = 8
 
@@ -79,7 +79,7 @@ func (x *Index) defers(s Slot, id uint32) bool {
 
 // findDeferred searches the slot's deferred blocks for a name, starting with the segment listed last, and enters the
 // block that it finds. It opens a shut gate meanwhile, because it may take long and changes nothing that lookups read.
-// So a caller that has shut the gate must not be in the middle of a change that lookups must not see.
+// So a caller that has shut the gate must not be in the middle of a visible change.
 func (x *Index) findDeferred(s Slot, name uint64) (place, bool) {
 	st := &x.slots[s]
 	if len(st.deferred) == 0 {

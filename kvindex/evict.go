@@ -66,9 +66,9 @@ func (x *Index) evict() {
 	}
 }
 
-// shed drops segments of the worker that holds most, while it holds half as much again as the mean of all workers: what one
-// engine claims to hold must not displace the blocks of others. Its oldest segments are visited first, and spared as by
-// the clock hand.
+// shed drops segments of the worker that holds most, while that is over one and a half times the mean of all workers:
+// what one engine claims to hold must not displace the blocks of others. Its oldest segments are visited first, and
+// spared as by the clock hand.
 func (x *Index) shed(target int64) {
 	held, all, most := map[string]int{}, 0, ""
 	for i := range x.slots {

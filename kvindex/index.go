@@ -18,8 +18,8 @@ type Config struct {
 	MaxBytes int64
 	// Key is the secret of the block hash. Set it: with the zero Key clients can construct collisions.
 	Key Key
-	// SpeculativeTTL is how long speculative credit lasts, which a prompt gets when it is sent
-	// and until events confirm it. Default 30 s.
+	// SpeculativeTTL is the lifetime of speculative credit, which a sent prompt gets until events confirm it. Default
+	// 30 s.
 	SpeculativeTTL time.Duration
 	// MaxSpeculative limits the blocks of such credit, for all targets together; the oldest is
 	// dropped first. Default 1<<20.
@@ -109,7 +109,7 @@ type slotState struct {
 	segments []uint32
 	present  int
 	held     [numLevels]int64
-	// claimsFrom: earlier claims are void, because the slot was emptied after them.
+	// claimsFrom is the number of the first valid claim: the slot was emptied after the earlier ones.
 	claimsFrom uint64
 	// deferred lists the segments where the slot holds deferred blocks; entries may be stale or duplicate.
 	deferred []uint32

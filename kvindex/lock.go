@@ -115,7 +115,7 @@ func (x *Index) unlock() {
 	}
 }
 
-// applyHandedFirst is applyHanded by a writer that begins: after a panic it does not hold the mutex.
+// applyHandedFirst is applyHanded for a writer that begins: after a panic the writer does not hold the mutex.
 func (x *Index) applyHandedFirst() {
 	ready := false
 	defer func() {
@@ -127,7 +127,7 @@ func (x *Index) applyHandedFirst() {
 	ready = true
 }
 
-// applyHandedLast is applyHanded by a writer that ends. It unlocks the mutex, after a panic too.
+// applyHandedLast is applyHanded for a writer that ends. It unlocks the mutex, after a panic too.
 func (x *Index) applyHandedLast() {
 	defer x.gate.writers.Unlock()
 	x.applyHanded()
@@ -146,8 +146,8 @@ func (x *Index) applyHanded() {
 	x.applyFrom(first)
 }
 
-// applyFrom applies a list of changes. If one of them panics, so does applyFrom, but only after
-// the others have been applied: they are of other callers.
+// applyFrom applies a list of changes. If one panics, so does applyFrom, but only after applying the others, which
+// belong to other callers.
 func (x *Index) applyFrom(c *change) {
 	defer func() {
 		if c != nil {

@@ -40,9 +40,9 @@ func (x *Index) Match(hashes []Hash, m *Matches) {
 	x.MatchPrompt(hashes, len(hashes)*x.cfg.BlockSize+1, 0, m)
 }
 
-// MatchPrompt is Match for a prompt of this number of tokens, of whose last blocks an engine computes some (unused) again even
-// if it has them (vLLM with EAGLE: one). The number of tokens matters only then, and for targets with sliding windows: engines
-// always compute the last token, so it determines where the reused prefix ends, and with it which windows the target must hold.
+// MatchPrompt is Match for a prompt of this number of tokens. unused is the number of last blocks that an engine computes again
+// even if it has them (vLLM with EAGLE: one). The number of tokens matters only then, and for targets with sliding windows:
+// engines always compute the last token, so it determines where the reused prefix ends and which windows the target must hold.
 func (x *Index) MatchPrompt(hashes []Hash, tokens, unused int, m *Matches) {
 	if m.stripe == 0 {
 		m.stripe = x.gate.turn.Add(1)
@@ -195,8 +195,8 @@ func (w *walk) firstTiered(g segment, n int) {
 	}
 }
 
-// cover returns how many of the runs belong to the first one's slot, and how far the slot's
-// blocks reach from the segment's start on all tiers up to each, at most n.
+// cover returns how many of the runs belong to the first one's slot. For each tier it also returns how far, at most n,
+// the slot's blocks on this and faster tiers reach from the segment's start.
 func cover(runs []run, n int) (count int, level [numLevels]uint32) {
 	for count < len(runs) && runs[count]>>slotShift == runs[0]>>slotShift {
 		count++

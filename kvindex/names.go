@@ -132,8 +132,8 @@ func (st *slotState) needAliases() *aliases {
 	return st.aliases
 }
 
-// stand reports whether the name is an alias: only then can it mean another block than the one that
-// bears it, or a second holding. For all other names the slot's aliases need not be searched.
+// stand reports whether the name is an alias: only then can it mean another block than the one entered under it, or a
+// second holding. For other names the slot's aliases need not be searched.
 func (a *aliases) stand(name uint64) bool {
 	if a == nil {
 		return false

@@ -69,8 +69,8 @@ func bitWords(blocks int) int { return (blocks + 63) / 64 }
 
 func segmentWords(blocks, runs int) int { return headWords + runs + 2*blocks + bitWords(blocks) }
 
-// roomIn returns the largest number of blocks that fit into a record of this size, of which 64
-// need 129 words. It is at least the number that the record was made for.
+// roomIn returns the largest number of blocks that fit into a record of this size; 64 blocks need 129 words. It is at
+// least the number that the record was made for.
 func roomIn(words, runs int) int { return min((words-headWords-runs)*64/129, maxSegment) }
 
 // run is a stretch of a segment's blocks held by a slot on a tier: slot, tier,
@@ -132,7 +132,7 @@ func (g segment) holds(s Slot, t Tier, offset int) bool {
 	return i < len(runs) && sameHolder(runs[i], makeRun(s, t, 0, 0)) && runStart(runs[i]) <= offset
 }
 
-// lacks returns how many blocks of [start, end), from the first on, the slot does not hold on the tier.
+// lacks returns how many blocks of [start, end), counted from start, the slot does not hold on the tier.
 func (g segment) lacks(s Slot, t Tier, start, end int) int {
 	runs := g.runs()
 	i := firstTouching(runs, s, t, start)

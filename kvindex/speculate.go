@@ -201,8 +201,8 @@ func (x *Index) claimGaps(s Slot, g segment, id uint32, n int, expires int64) {
 	}
 }
 
-// claimFresh makes room for blocks that no target holds, after last, and claims the first of them. It returns the place
-// of the last one and the blocks that are left.
+// claimFresh makes room after last for blocks that no target holds, and claims the first of them. It returns the place
+// of the last claimed block and the remaining blocks.
 func (x *Index) claimFresh(s Slot, last place, hashes []Hash, expires int64) (place, []Hash) {
 	x.gate.shut()
 	id, from, n := x.room(last.segment(), last.offset()+1, len(hashes))
@@ -239,8 +239,8 @@ func (x *Index) pushClaim(c claim) {
 	x.claims.push(c)
 }
 
-// since is the time since origin, in nanoseconds. It is monotonic where now is: a step of the
-// wall clock changes no TTL.
+// since is the time since origin, in nanoseconds. It is monotonic if now is, so steps of the wall clock do not affect
+// TTLs.
 func (x *Index) since(now time.Time) int64 { return int64(now.Sub(*x.origin.Load())) }
 
 // Expire ends credit whose TTL has passed. Speculate does so too; call Expire before Match and

@@ -30,8 +30,8 @@ type windows struct {
 	// lastNames and lastOwn are the blocks of full attention that were stored last, at most maxLast.
 	lastNames []uint64
 	lastOwn   []Hash
-	// tails are the ends of prompts that were sent to the target and not confirmed by events, by the own
-	// hash of their last block: an engine keeps the windows at the end of a prompt. At most maxTails.
+	// tails holds the ends of prompts that were sent to the target and not confirmed by events, by the own hash of
+	// their last block, because an engine keeps the windows at the end of a prompt. At most maxTails.
 	tails map[Hash]windowTail
 }
 
@@ -41,7 +41,7 @@ type windowGroup struct {
 	window, block int
 }
 
-// windowKind are the groups with equal windows and blocks, by their bits in held.
+// windowKind is a set of groups with equal windows and blocks, by their bits in held.
 type windowKind struct {
 	window, block int
 	groups        uint64
@@ -62,11 +62,11 @@ type windowTail struct {
 // maxWindowGroups is as many as held has bits; maxAlign bounds the common multiple of their blocks, and windows, in tokens.
 const maxWindowGroups, maxAlign, maxTails = 64, 1 << 30, 1024
 
-// A name is searched for among the last maxLast stored ones first, with at most maxCompared comparisons per event, and
+// A name is first searched for among the last maxLast stored ones, with at most maxCompared comparisons per event, and
 // then in the maps.
 const maxLast, maxCompared = 1 << 14, 1 << 22
 
-// Accounted sizes, measured with Go's maps: of a name, of its holding in one group, and of a tail.
+// The accounted sizes of a name, of its holding in one group, and of a tail, measured with Go's maps.
 const windowBytes, windowUnitBytes, tailBytes = 64, 48, 56
 
 // bytes is the memory without that of tails, which Index.mapBytes counts as they come and go.
@@ -343,8 +343,8 @@ func (w *windows) remove(u unit, group int) bool {
 	return true
 }
 
-// shorten cuts what slots match, at most to most blocks, by unused blocks of the engine and to what their windows leave, and
-// drops those that have nothing left.
+// shorten limits the slots' matches to most blocks and to what their windows allow, less the engine's unused blocks,
+// and drops empty ones.
 func (x *Index) shorten(out []Match, hashes []Hash, most, unused int) []Match {
 	kept := out[:0]
 	for _, h := range out {
@@ -369,7 +369,7 @@ func (x *Index) shorten(out []Match, hashes []Hash, most, unused int) []Match {
 	return kept
 }
 
-// readable returns how many blocks of a prompt an engine can take from its cache, because it computes the last token.
+// readable returns how many blocks of a prompt an engine can take from its cache; it always computes the last token.
 func (x *Index) readable(tokens int) int { return max(0, tokens-1) / x.cfg.BlockSize }
 
 // partsOf returns the number of index blocks in a block of full attention.
@@ -410,9 +410,9 @@ func (w *windows) longest(hashes []Hash, parts, size int) int {
 	return n
 }
 
-// windowScan is the search for one kind. step is the distance between the ends of its blocks, need the length of
-// the window, both in index blocks. Blocks that end at from or later in the prefix are known to be held, so each
-// block is looked up once, however often the other kinds shorten the prefix.
+// windowScan is the search for one kind. step is the distance between the ends of its blocks, need the length of the
+// window, both in index blocks. Blocks of the prefix that end at or after from are known to be held, so each block is
+// looked up once, however often other kinds shorten the prefix.
 type windowScan struct{ step, need, from int }
 
 // align returns a number of index blocks of which the length of every reusable prefix is a multiple.

@@ -11,18 +11,18 @@ type request struct {
 	leg    int
 	pool   Role
 	policy *Policy
-	// worker is the number of a worker that must not be chosen, none32 for none.
+	// worker is the number of the worker that must not be chosen, none32 for none.
 	worker int32
 	// zone is preferred, "" for none.
 	zone string
-	// whole lets prefill targets serve the request whole.
+	// whole lets prefill targets serve the complete request.
 	whole bool
 }
 
 // candidate is an eligible target with the numbers that the stages compare.
 type candidate struct {
 	slot kvindex.Slot
-	// pos is the index in Router.order, row that in the Explanation.
+	// pos is the index in Router.order, row the index in the Explanation.
 	pos, row, worker int32
 	overlap, miss    int64
 	queue, work      int64
@@ -32,18 +32,18 @@ type candidate struct {
 	held             int64
 }
 
-// choice is the chosen candidate and what commit has to do with it.
+// choice is the chosen candidate with what commit needs.
 type choice struct {
 	candidate
 	leg    int
 	models *pool
 	via    Via
-	// cursor is the position that a round robin chose, none32 if none did.
+	// cursor is the position chosen by a round robin, none32 without one.
 	cursor   int32
 	rankFree bool
 	degraded Degradation
 
-	// turn is that of Booking.Turn, brings the tokens of the prompt that no eligible target has.
+	// turn is as in Booking.Turn; brings is the number of prompt tokens that no eligible target has.
 	turn                             uint8
 	brings                           int64
 	key                              Key
@@ -74,11 +74,11 @@ type decision struct {
 	returning float64
 	// oneShot is how much of Cost.OneShot's rule applies, 0 to 1.
 	oneShot float64
-	// unmet is set if the request is held because no target meets Query.TTFT.
+	// unmet is set if the request is held as no target meets Query.TTFT.
 	unmet bool
 	// priced is set if the candidates have costs.
 	priced bool
-	// busiest is that of the worker whose target was predicted last.
+	// busiest belongs to the worker whose target was predicted last.
 	busiest busiest
 }
 

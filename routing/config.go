@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Config is the settings of a Router. Start from DefaultConfig: the zero value of a
-// field is a value, and some are out of bounds.
+// Config holds the settings of a Router. Start from DefaultConfig: a zero field does not mean a default, and some zeros
+// are invalid.
 type Config struct {
 	// Policy chooses the target of a request that is not disaggregated.
 	Policy Policy `json:"policy" yaml:"policy"`
@@ -18,37 +18,36 @@ type Config struct {
 	DisaggOf map[string]*Disagg `json:"disagg_of,omitempty" yaml:"-" jsonschema:"-"`
 	// MaxConversations bounds the table of conversations, per leg. 1 to 2^28.
 	MaxConversations int `json:"max_conversations" yaml:"max_conversations"`
-	// MaxPrefixBlocks bounds the blocks kept to recognise implicit conversations, per
-	// leg; about 40 bytes each. 1 to 2^28.
+	// MaxPrefixBlocks bounds the blocks kept to recognise implicit conversations, per leg; about 40 bytes each. 1 to 2^28.
 	MaxPrefixBlocks int `json:"max_prefix_blocks" yaml:"max_prefix_blocks"`
-	// PrefixSkip is the tokens at the start of a prompt that do not count when its
-	// conversation is recognised by its prefix: a system prompt that all share. 0 to 2^24.
+	// PrefixSkip is the number of leading prompt tokens, such as a shared system prompt, that are ignored when a
+	// conversation is recognised by its prefix. 0 to 2^24.
 	PrefixSkip int `json:"prefix_skip" yaml:"prefix_skip"`
 	// Node makes the generated conversation keys of replicas differ.
 	Node uint64 `json:"node" yaml:"node"`
-	// HashSeed keys the hashes of clients' ids, by which random ties are broken and conversations are found. Any value;
-	// keep it secret where clients are not trusted, and equal on replicas that are to break ties alike.
+	// HashSeed keys the hashes of clients' ids, which break random ties and find conversations. Any value. Keep it
+	// secret where clients are not trusted, and equal on replicas that must break ties alike.
 	HashSeed uint64 `json:"hash_seed,omitempty" jsonschema:"-" yaml:"-"`
 	// ReportTTL is how long an engine's load report is used. 10 ms to 10 min.
 	ReportTTL time.Duration `json:"report_ttl" yaml:"report_ttl"`
-	// SuspectAfter is the least wait for a first token that can make a target suspect:
-	// new requests then avoid it. 0 turns this off. 0 to 10 min.
+	// SuspectAfter is the shortest wait for a first token that can make a target suspect, so that new requests avoid
+	// it. 0 turns this off. 0 to 10 min.
 	SuspectAfter time.Duration `json:"suspect_after" yaml:"suspect_after"`
-	// WaitingTokens estimates the prefill of a waiting request that this router did not
-	// place: engines report the number of such requests only. 0 to 10^6.
+	// WaitingTokens is the assumed prefill of a waiting request that this router did not place: engines report only how
+	// many there are. 0 to 10^6.
 	WaitingTokens int64 `json:"waiting_tokens" yaml:"waiting_tokens"`
 	// Hold refuses a request with a HeldError while its best target has more than this many
 	// uncached tokens queued. 0 turns this off.
 	Hold int64 `json:"hold,omitempty" jsonschema:"-" yaml:"-"`
-	// KVTokens is the KV cache of a target in tokens. With it a new conversation is refused with
-	// a HeldError without a Slot while those that have begun fill the memory. 0 turns this off.
+	// KVTokens is the size of a target's KV cache in tokens. If set, a new conversation is refused with a HeldError
+	// without a Slot while running conversations fill the memory. 0 turns this off.
 	KVTokens int64 `json:"kv_tokens,omitempty" jsonschema:"-" yaml:"-"`
-	// Unmet is what is done with a request whose Query.TTFT cannot be met; "" is UnmetRoute.
+	// Unmet selects what happens to a request whose Query.TTFT cannot be met; "" is UnmetRoute.
 	Unmet Unmet `json:"unmet,omitempty" jsonschema:"-" yaml:"-"`
 	// RemoteTTL ends bookings of other replicas if their release was lost. It is longer than any request. 1 s to 24 h.
 	RemoteTTL time.Duration `json:"remote_ttl" yaml:"remote_ttl"`
-	// PrefillRate is a target's prefill speed in tokens per second. Retry hints use it,
-	// and a wait that is not ten times longer is never suspect. 1 to 10^7.
+	// PrefillRate is a target's prefill speed in tokens per second. It is used for retry hints, and a wait up to ten
+	// times longer than it predicts is never suspect. 1 to 10^7.
 	PrefillRate float64 `json:"prefill_rate" yaml:"prefill_rate"`
 }
 
@@ -85,8 +84,8 @@ func (c *Config) check(ps *problems) {
 	ps.span("remote_ttl", c.RemoteTTL, time.Second, 24*time.Hour)
 }
 
-// RetryAfter estimates when a target has capacity for a request behind that many waiting tokens, 1 s to
-// 30 s: the shortest queue is computed first, and then all targets share the waiting tokens.
+// RetryAfter estimates when a target has capacity for a request behind that many waiting tokens, 1 s to 30 s. It
+// assumes that the shortest queue is computed first, and that all targets then share the waiting tokens.
 func (r *Router) RetryAfter(waiting int64) time.Duration {
 	least, n := int64(math.MaxInt64), int64(0)
 	for _, slot := range r.order {

@@ -13,8 +13,8 @@ type Key struct {
 	Lo uint64 `json:"lo"`
 }
 
-// keyOf returns the key of an id; "" gives the zero Key. Clients choose ids: without the
-// seed they cannot find some that meet in the table.
+// keyOf returns the key of an id; "" gives the zero Key. Clients choose ids; without the seed they cannot construct ids
+// that collide in the table.
 func (c *Config) keyOf(id string) Key {
 	if id == "" {
 		return Key{}
@@ -33,13 +33,13 @@ func generatedKey(node, n uint64) Key {
 // list and, if it has a slot, in that slot's list.
 type entry struct {
 	key Key
-	// slot is the target that it is bound to, NoSlot for none.
+	// slot is the target that the conversation is bound to, NoSlot for none.
 	slot kvindex.Slot
 	// newer and older link the LRU list, left and right the list of the slot.
 	newer, older, left, right uint32
 	// path is the number of its last step, depth how many steps it has.
 	path, depth uint32
-	// turns is the number of its turns that countTurn has counted, at most countedTurns.
+	// turns is the number of turns that countTurn has counted, at most countedTurns.
 	turns uint32
 }
 
@@ -48,7 +48,7 @@ type entry struct {
 type step struct {
 	hash uint64
 	conv uint32
-	// up is the step before in the same conversation; next and prev link the steps of equal hash, newest first.
+	// up is the previous step of the same conversation; next and prev link the steps of equal hash, newest first.
 	up, next, prev uint32
 }
 
@@ -57,7 +57,7 @@ type step struct {
 const maxSiblings = 1024
 
 // conversations is an LRU table of conversations, bounded in number and in steps. An explicit id takes 48 bytes and a
-// place, a block of an implicit one 24 bytes and a place.
+// table place, a block of an implicit conversation 24 bytes and a place.
 type conversations struct {
 	max, maxSteps  int
 	entries        []entry
@@ -146,8 +146,8 @@ func (c *conversations) bind(i uint32, slot kvindex.Slot) {
 	c.bySlot[slot] = i
 }
 
-// What counts for pool.Returning: the first countedTurns turns of a conversation with prompts of at least countedPrompt
-// tokens. Otherwise a client with one id, or with tiny prompts, could set the share for all.
+// Only the first countedTurns turns of a conversation, with prompts of at least countedPrompt tokens, count for
+// pool.Returning. Otherwise a client with one id, or with tiny prompts, could set the share for all.
 const (
 	countedTurns  = 32
 	countedPrompt = 256
@@ -229,7 +229,7 @@ func (c *conversations) setPath(i uint32, blocks []uint64) {
 	for int(e.depth) > len(blocks) {
 		c.popStep(i)
 	}
-	// A block hash covers its ancestors: the first equal one from the end means that all before it are equal.
+	// A block hash covers its ancestors, so if two blocks are equal, all blocks before them are too.
 	for e.depth > 0 && c.steps[e.path].hash != blocks[e.depth-1] {
 		c.popStep(i)
 	}
@@ -295,8 +295,8 @@ func (c *conversations) node(hash uint64) int {
 	}
 }
 
-// deepest returns the conversation with a valid slot that shares most blocks with a
-// prompt, and their number; none if it is below least.
+// deepest returns the conversation with a valid slot that shares the most blocks with a prompt, and their number; none
+// if that is below least.
 func (c *conversations) deepest(blocks []uint64, least int, valid func(kvindex.Slot) bool) (uint32, int) {
 	for depth := len(blocks); depth >= max(least, 1); depth-- {
 		s := c.byHash.places[c.node(blocks[depth-1])].entry

@@ -6,14 +6,15 @@ import (
 	"slices"
 )
 
-// A prompt of more than shortPrompt tokens counts as computed before if a target holds all but repeated of them: blocks have
-// up to 64 tokens, the last one seldom full. With more than batch requests above the least loaded target, decoding costs too.
-// crowdedAt is the load of the least loaded target, in tokens, at which a miss of a one-shot request costs all of Cost.Miss.
-// Where conversations return, a new one counts up to missPart of its miss: computing a prefix on an idle target too delays no
-// other request. A resident token costs residentPart of a queued one: contexts beyond a target's memory evict each other.
+// A prompt of more than shortPrompt tokens counts as repeated if a target holds all but repeated of them: blocks have up to
+// 64 tokens, and the last one is seldom full. With more than batch requests above the least loaded target, decoding costs
+// too. crowdedAt is the load of the least loaded target, in tokens, at which a miss of a one-shot request costs all of
+// Cost.Miss. Where conversations return, up to missPart of a new one's miss counts: computing its prefix again on an idle
+// target delays no other request. A resident token costs residentPart of a queued one, because contexts beyond a target's
+// memory evict each other.
 const shortPrompt, repeated, batch, crowdedAt, missPart, residentPart = 256, 64, 128, 85_000, 0.25, 0.02
 
-// gate reports whether overlaps count: the best one must be strictly above the threshold.
+// gate reports whether overlaps count: the best overlap must exceed the threshold.
 func (d *decision) gate() bool {
 	g := &d.req.policy.Gate
 	if !g.On {

@@ -12,28 +12,27 @@ import (
 type Disagg struct {
 	// Mode is the rule.
 	Mode DisaggMode `json:"mode" yaml:"mode"`
-	// Threshold is for ModeThreshold: disaggregate from this many tokens on; always if it is 0 or less.
+	// Threshold is for ModeThreshold: disaggregate prompts of at least this many tokens; all if it is 0 or less.
 	Threshold int64 `json:"threshold" yaml:"threshold"`
-	// WholePrompt compares the threshold with the prompt's tokens instead of those that
-	// are uncached on the chosen decode target.
+	// WholePrompt compares the threshold with all tokens of the prompt, not only those that the decode target lacks.
 	WholePrompt bool `json:"whole_prompt" yaml:"whole_prompt"`
-	// MaxLocalPrefill is for ModeConditional: more uncached tokens than this, or no
-	// match at all, disaggregate. At least 1 lets a fully cached prompt pass.
+	// MaxLocalPrefill is for ModeConditional: disaggregate prompts with more uncached tokens than this, or without any
+	// match. Use at least 1, so that a fully cached prompt is not disaggregated.
 	MaxLocalPrefill int64 `json:"max_local_prefill" yaml:"max_local_prefill"`
-	// K is for ModeCost: the price of a prefill that disturbs decodes. 2 is best for the
-	// time to first token, 3 overall, 5 on slow links. 0 to 100.
+	// K is for ModeCost: the price of a prefill that disturbs decoding. 2 gives the best time to first token, 3 is best
+	// overall, 5 on slow links. 0 to 100.
 	K float64 `json:"k" yaml:"k"`
 	// Resident is the price of a token resident on the decode target. 0 to 10.
 	Resident float64 `json:"resident" yaml:"resident"`
-	// TransferFixed and TransferPerToken are the time of a KV transfer, in tokens that a
-	// prefill worker computes in that time.
+	// TransferFixed and TransferPerToken are the time of a KV transfer, as the number of tokens that a prefill worker
+	// computes meanwhile.
 	TransferFixed    float64 `json:"transfer_fixed"    yaml:"transfer_fixed"`
 	TransferPerToken float64 `json:"transfer_per_token" yaml:"transfer_per_token"`
 	// LocalBelow computes prompts with fewer uncached tokens on the decode target.
 	LocalBelow int64 `json:"local_below" yaml:"local_below"`
 	// SameZone prefers prefill targets of the decode target's zone.
 	SameZone bool `json:"same_zone" yaml:"same_zone"`
-	// Fallback lets a prefill target serve a request whole while no decode target can.
+	// Fallback lets a prefill target serve the complete request while no decode target can.
 	Fallback bool `json:"fallback,omitempty" yaml:"fallback"`
 	// Prefill and Decode are the policies of the two pools.
 	Prefill Policy `json:"prefill" yaml:"prefill"`
@@ -54,22 +53,22 @@ const (
 	ModeCost DisaggMode = "cost"
 )
 
-// defaultDisagg is the cost rule with k = 3, for 320 KB a token over 25 GB/s and
-// 5 ms, at 20,000 prefill tokens a second.
+// defaultDisagg is the cost rule with k = 3, for transfers of 320 KB per token at 25 GB/s plus 5 ms, and 20,000 prefill
+// tokens per second.
 func defaultDisagg() Disagg {
 	decode, _ := Preset("decode")
 	return Disagg{Mode: ModeCost, Threshold: 4096, MaxLocalPrefill: 1, K: 3, Resident: 0.02, TransferFixed: 100, TransferPerToken: 0.256,
 		LocalBelow: 512, Prefill: kvAware(), Decode: decode}
 }
 
-// Problems lists the settings of the rule that are out of their bounds, not those of the two policies.
+// Problems lists the settings of the rule, without the two policies, that are out of bounds.
 func (d *Disagg) Problems() []Problem {
 	var found problems
 	d.checkRule("", &found)
 	return found
 }
 
-// check looks at every setting; prefix is the section's own path with a dot.
+// check checks every setting; prefix is the section's own path with a dot.
 func (d *Disagg) check(prefix string, ps *problems) {
 	d.checkRule(prefix, ps)
 	d.Prefill.check(prefix+"prefill.", ps)
@@ -88,10 +87,10 @@ func (d *Disagg) checkRule(prefix string, ps *problems) {
 	})
 }
 
-// EstimateTokens estimates the tokens of a prompt by its code points, for prompts that cannot be tokenized.
+// EstimateTokens estimates the number of tokens of a prompt from its code points, for prompts that cannot be tokenized.
 func EstimateTokens(chars int) int64 { return int64(chars / 4) }
 
-// wanted reports whether the rules that look only at the decode target want a prefill worker.
+// wanted reports whether the rules that consider only the decode target ask for a prefill worker.
 func (d *Disagg) wanted(prompt int64, decode *candidate) bool {
 	switch d.Mode {
 	case ModeThreshold:

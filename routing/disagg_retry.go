@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// errNotComputing says that a reservation has no prefill that could be moved.
+// errNotComputing means that a reservation has no prefill that could be moved.
 var errNotComputing = errors.New("the reservation has no prefill in progress")
 
 // MovePrefill books the prefill of a disaggregated request on another target after a failure (PrefillFailed); list the
-// targets that failed in Query.Exclude. The decode target and its cursors stay. The overlaps are those of Pick. After
-// an error the reservation is as before. Of the plan use Prefill, Matched and Miss.
+// targets that failed in Query.Exclude. The decode target and its cursors stay. Pass the overlaps that Pick got. After
+// an error the reservation is unchanged. Use only Prefill, Matched and Miss of the plan.
 func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, overlaps []Overlap, ex *Explanation) (Plan, error) {
 	res := r.ledger.get(id)
 	if res == nil || res.Prefill == NoSlot || res.Phase != computing || r.targetOf(res.Decode, res.decodeGen) == nil {
@@ -43,8 +43,8 @@ func (r *Router) MovePrefill(now time.Duration, id ReservationID, q *Query, over
 	return plan, nil
 }
 
-// ComputeLocally lets the decode target of a disaggregated reservation compute the prompt. miss is the uncached tokens
-// there, Plan.DecodeMiss. It reports whether the reservation was disaggregated and had no first token yet.
+// ComputeLocally lets the decode target of a disaggregated reservation compute the prompt. miss is the number of
+// uncached tokens there (Plan.DecodeMiss). It returns false if the request is not disaggregated or had its first token.
 func (r *Router) ComputeLocally(now time.Duration, id ReservationID, miss int64) bool {
 	res := r.ledger.get(id)
 	if res == nil || res.Prefill == NoSlot || res.Phase == decoding {

@@ -1,9 +1,9 @@
 // Package routing chooses the target of a request: the worker and the data-parallel rank that serve it, and the prefill
-// target if the request is disaggregated. It has no I/O, no clock, no goroutines and no global randomness. Time comes
-// in as the duration since start, and seeds come from request ids: the same state and the same request give the same
-// decision.
+// target if the request is disaggregated. It has no I/O, no clock, no goroutines and no global randomness. The caller
+// passes the time as the duration since start, and seeds are request ids: the same state and the same request give the
+// same decision.
 //
-// Keep one Router under one mutex, tell it which targets exist, and ask it once per request:
+// Keep one Router under one mutex, tell it which targets exist, and call Pick once per request:
 //
 //	r, err := routing.New(routing.DefaultConfig())
 //	r.SetTarget(slot, routing.TargetInfo{Target: t, Ready: true})
@@ -13,8 +13,8 @@
 //	r.Release(now, plan.Reservation)    // the request has ended, in whatever way
 //
 // Pick chooses and books in one step, so that requests of a burst see each other. A Policy is a set of stages
-// (eligible, suspect, sticky, cap, ttft, warm_up, first_turn, gate, cost, pick), most of which can be off; a preset is
-// a Policy with a name. Each stage adds a line to the Explanation if Pick gets one.
+// (eligible, suspect, sticky, cap, ttft, warm_up, first_turn, gate, cost, pick), most of which are optional. A preset
+// is a Policy with a name. Each stage adds a line to the Explanation if Pick gets one.
 //
 // Stability: the exported API follows the module's version; before v1 it may change in a minor version, with a note in
 // the changelog. The names of presets and the keys of Config in YAML stay readable. The JSON forms of State, Decision

@@ -60,7 +60,7 @@ func (d *decision) eligible() {
 	d.bestOverlap, d.unreported = 0, false
 	for pos, slot := range r.order {
 		t := &r.targets[slot]
-		// Built in place to save a copy; an entry that is not eligible is removed again.
+		// Entries are built in place to save a copy; one that is not eligible is removed again.
 		d.cands = append(d.cands, candidate{slot: slot, pos: int32(pos), row: -1, worker: t.worker, speed: t.speed})
 		c := &d.cands[len(d.cands)-1]
 		d.weigh(c, t)

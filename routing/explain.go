@@ -10,8 +10,8 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Explanation is the reasons of a decision. Pass nil to Pick if none is wanted: that costs nothing. An Explanation can
-// be passed again, which resets it and reuses its memory.
+// Explanation holds the reasons for a decision. Pass nil to Pick to avoid its cost. Passing an Explanation again resets
+// it and reuses its memory.
 type Explanation struct {
 	Request      string `json:"request"`
 	Model        string `json:"model,omitempty"`
@@ -44,7 +44,7 @@ type Verdict struct {
 type Candidate struct {
 	Target string       `json:"target"`
 	Slot   kvindex.Slot `json:"slot"`
-	// Tiers and Speculative are the Overlap of the target.
+	// Tiers and Speculative are the target's Overlap.
 	Tiers       [kvindex.NumTiers]int32 `json:"tiers"`
 	Speculative int32                   `json:"speculative"`
 	// Miss, Queue, KV and Active are the numbers that the stages compared.
@@ -52,7 +52,7 @@ type Candidate struct {
 	Queue  int64 `json:"queue"`
 	KV     int64 `json:"kv"`
 	Active int64 `json:"active"`
-	// Held is the tokens of requests that are held for the target.
+	// Held is the number of tokens of requests that are held for the target.
 	Held int64 `json:"held,omitempty"`
 	// Cost is nil if the cost stage did not see the target.
 	Cost *float64 `json:"cost,omitempty"`
@@ -71,9 +71,8 @@ func (e *Explanation) begin(q *Query) {
 		Verdicts: e.Verdicts[:0], Candidates: e.Candidates[:0], costs: e.costs[:0], line: e.line}
 }
 
-// sayf adds a stage's line; a nil Explanation takes none. It is fmt.Sprintf with %s and %q of strings, %d of ints, %.1f
-// and the like of float64s, %v of bools and %%. No argument escapes: without an Explanation nothing is allocated, and
-// with one the text alone.
+// sayf adds a stage's line unless the Explanation is nil. It supports %s and %q for strings, %d for ints, %.1f and the
+// like for float64s, %v for bools, and %%. No argument escapes: only the text of an Explanation is allocated.
 func (e *Explanation) sayf(stage, format string, args ...any) {
 	if e == nil {
 		return
@@ -143,7 +142,7 @@ func (e *Explanation) drop(c *candidate, stage string) {
 	}
 }
 
-// price notes the costs; nothing is noted if the cost stage did not run.
+// price records the costs, if the cost stage ran.
 func (e *Explanation) price(cands []candidate, priced bool) {
 	if e == nil || !priced {
 		return

@@ -9,8 +9,8 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// hashString hashes s under a seed. It is the same on every machine and in every process, so that replicas of one
-// Config.HashSeed break ties alike. It is not safe against chosen texts.
+// hashString hashes s under a seed. It is the same on every machine and in every process, so that replicas with the
+// same Config.HashSeed break ties alike. It does not resist chosen texts.
 func hashString(seed uint64, s string) uint64 {
 	h := seed ^ 0xCBF29CE484222325
 	for i := range len(s) {

@@ -10,15 +10,15 @@ import (
 )
 
 // With Config.Hold a request is not sent to wait in an engine's queue, where its place is fixed: Pick refuses it while
-// its best target is saturated. The caller keeps it in a Queue and asks again when the target has capacity, with the
-// overlaps of that moment. Engines compute 8,192 tokens a step by default: one step in the queue keeps them busy.
+// its best target is saturated. The caller keeps it in a Queue and calls Pick again when the target has capacity, with
+// the overlaps of that moment. Engines compute 8,192 tokens a step by default: one step in the queue keeps them busy.
 const (
-	// fullKV is the KV usage at which a target with waiting requests is saturated, if two
-	// reports in a row say so; at roomKV it no longer is.
+	// fullKV is the KV usage at which a target with waiting requests is saturated, if two consecutive reports show it;
+	// at roomKV it no longer is.
 	fullKV = 0.95
 	roomKV = 0.90
-	// holdFactor is how many times longer a request is held than computing it elsewhere takes.
-	// The caches that it would leave serve later turns too.
+	// holdFactor is how many times longer a request is held than computing it elsewhere takes, because the cache that
+	// it would leave serves later turns too.
 	holdFactor = 4
 	// heldPart is the part of the tokens held for a target that counts as queued there where
 	// conversations return, because their later turns follow. A greater part would make conversations
@@ -28,10 +28,10 @@ const (
 	onItsWay = 250 * time.Millisecond
 )
 
-// UseQueue makes the waiters of a queue count on the targets that they are held for.
+// UseQueue makes the waiters of a queue count as load of the targets that they are held for.
 func (r *Router) UseQueue(q *Queue) { r.queue = q }
 
-// held is the tokens of the waiters that are held for a target.
+// held is the number of tokens of the waiters that are held for a target.
 func (r *Router) held(slot kvindex.Slot) int64 {
 	if r.queue == nil || int(slot) >= len(r.queue.held) {
 		return 0
@@ -41,11 +41,11 @@ func (r *Router) held(slot kvindex.Slot) int64 {
 
 // HeldError means that the best target of a request is saturated, and that waiting for it costs less than another target.
 type HeldError struct {
-	// Slot is the target, Target its name. NoSlot: any target that gets capacity will do, and Target says so.
+	// Slot is the target, Target its name. With NoSlot any target that gets capacity will do, and Target reads so.
 	Slot   kvindex.Slot
 	Target string
 	New    bool // the programs that have begun fill the memory of all, see Config.KVTokens; Queue is their tokens
-	// Queue is the uncached tokens that are queued there.
+	// Queue is the number of uncached tokens queued there.
 	Queue int64
 	// Unmet is set if no target meets Query.TTFT, see UnmetQueue.
 	Unmet bool
@@ -61,7 +61,7 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("held: %s has %d tokens queued; retry after %s", e.Target, e.Queue, e.RetryAfter)
 }
 
-// Lane is where a request that got the error waits. class is the Class of its Lane, unless that is the one of a Slot.
+// Lane is the lane in which a request that got the error waits. class is its Class, unless it is the lane of a Slot.
 func (e *HeldError) Lane(class string) Lane {
 	if e.Slot != NoSlot {
 		class = ""
@@ -85,8 +85,8 @@ func (r *Router) commitLocal(now time.Duration, q *Query, c *choice) (Plan, erro
 	return r.commit(now, q, c, nil), nil
 }
 
-// queued is the uncached tokens queued on a target, without those that its engine has started on. Load that only
-// engines know of counts if two reports in a row have it and the last one is fresh.
+// queued is the number of uncached tokens queued on a target, without those that its engine has started on. Load that
+// only engines know of counts if two consecutive reports show it and the last one is fresh.
 func (r *Router) queued(now time.Duration, t *target) int64 {
 	if t.report.fresh(now, r.config.ReportTTL) {
 		return t.load.Queue - t.startedTokens + min(t.report.ForeignTokens, t.report.Before)
@@ -115,9 +115,9 @@ func (r *Router) Idle(now time.Duration) (n int) {
 	return n
 }
 
-// Saturation is how full the targets of a model are, 0 to 1: the mean over those that are
-// ready. Each counts by what it has most of: queued tokens of limit, or requests, queued tokens or
-// KV cache of the policy's limits. work is their uncached tokens, and rate what they compute in a second.
+// Saturation is how full the ready targets of a model are in the mean, 0 to 1. A target counts by its scarcest
+// resource: queued tokens relative to limit, or requests, queued tokens or KV cache relative to the policy's limits.
+// work is the number of their uncached tokens, and rate how many they compute per second.
 func (r *Router) Saturation(now time.Duration, model string, limit int64) (saturation float64, work int64, rate float64) {
 	n := 0.0
 	for _, slot := range r.order {
@@ -142,8 +142,8 @@ func (r *Router) Saturation(now time.Duration, model string, limit int64) (satur
 }
 
 // hold marks the choice as held if its target is saturated, unless another target is idle and the request has waited
-// holdFactor times as long as computing the additional misses there takes. A target that is merely not saturated is not
-// taken: in an overload that would give up the caches, and with them throughput.
+// holdFactor times as long as computing the additional misses there takes. A target that is not saturated but busy is
+// not used: under overload that would give up caches, and with them throughput.
 func (d *decision) hold() {
 	r := d.r
 	if t := &r.targets[d.out.slot]; d.unmet && t.progress.Due > d.now {

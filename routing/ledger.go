@@ -8,11 +8,11 @@ import (
 
 // Load is what is booked on a target, in tokens and requests. All fields are zero when every request has been released.
 type Load struct {
-	// Queue is the uncached tokens of requests without a first token yet.
+	// Queue is the number of uncached tokens of requests without a first token yet.
 	Queue int64 `json:"queue"`
-	// Work is the uncached tokens of requests that have not ended.
+	// Work is the number of uncached tokens of requests that have not ended.
 	Work int64 `json:"work"`
-	// KV is the prompt tokens of requests that have not ended.
+	// KV is the number of prompt tokens of requests that have not ended.
 	KV int64 `json:"kv"`
 	// Active is the number of requests that have not ended.
 	Active int64 `json:"active"`
@@ -40,13 +40,13 @@ type reservation struct {
 	Decode                kvindex.Slot `json:"decode"`
 	Prefill               kvindex.Slot `json:"prefill,omitzero"`
 	decodeGen, prefillGen uint32
-	// Miss is the uncached tokens on the target that computes the prompt: Prefill if there is one, else Decode.
+	// Miss is the number of uncached tokens on the target that computes the prompt: Prefill if there is one, else Decode.
 	Miss int64 `json:"miss"`
 	// KV is the prompt's tokens.
 	KV    int64 `json:"kv"`
 	Phase phase `json:"phase"`
-	// Since is when the wait of the present phase began. Owed is the tokens that the
-	// target had to compute then until the first token, this prompt included.
+	// Since is when the wait of the present phase began. Owed is the number of tokens that the target then had to
+	// compute before the first token, this prompt included.
 	Since time.Duration `json:"since"`
 	Owed  int64         `json:"owed"`
 	// Number grows with each booking and each change of the target, see reported.Started.
@@ -56,7 +56,7 @@ type reservation struct {
 	// Lookup and Idle are those of the Query.
 	Lookup bool `json:"lookup,omitempty"`
 	Idle   bool `json:"idle,omitempty"`
-	// conversation is the binding that follows the request if it was served elsewhere, Unnamed that it has no id.
+	// conversation is the binding that follows the request if it was served elsewhere; Unnamed is set if it has no id.
 	conversation Key
 	Unnamed      bool `json:"unnamed,omitempty"`
 	// program is the live conversation that the request is a turn of, with Config.KVTokens.
@@ -73,7 +73,7 @@ type ledger struct {
 	slab []reservation
 	free []uint32
 	live int
-	// doubles counts releases of reservations that had already been released.
+	// doubles counts repeated releases.
 	doubles uint64
 }
 
@@ -131,7 +131,7 @@ func (r *Router) book(now time.Duration, res reservation, seen bool) Reservation
 	return r.ledger.add(res)
 }
 
-// begin notes that a reservation waits for a target from now on.
+// begin records that a reservation waits for a target from now on.
 func (r *Router) begin(res *reservation, now time.Duration) {
 	r.bookings++
 	res.Since, res.Number = now, r.bookings
@@ -200,8 +200,8 @@ func (r *Router) enter(id ReservationID, next phase) bool {
 }
 
 // PrefillDone records that the prefill target of a disaggregated request has computed the prompt. Its KV cache is in
-// transfer until FirstToken. It reports whether the prompt was still being computed: where both legs run concurrently
-// the first token may come before. In both cases the answer shows that the prefill target works.
+// transfer until FirstToken. It reports whether the prompt was still being computed: with concurrent legs the first
+// token may come earlier. In both cases the prefill target is known to work.
 func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 	res := r.ledger.get(id)
 	if res == nil || res.Prefill == NoSlot {
@@ -221,8 +221,8 @@ func (r *Router) PrefillDone(now time.Duration, id ReservationID) bool {
 }
 
 // FirstToken records the first token of a request: its prefill no longer queues. It reports whether this was the first
-// call for the reservation. It proves nothing about a prefill target, see PrefillDone: where both legs run
-// concurrently, decode's headers or error may come before any prefill.
+// call for the reservation. It proves nothing about a prefill target (see PrefillDone): with concurrent legs the decode
+// engine's headers or error may come before any prefill.
 func (r *Router) FirstToken(now time.Duration, id ReservationID) bool {
 	if res := r.ledger.get(id); res != nil {
 		t := r.waitsFor(res)
@@ -258,7 +258,7 @@ func (r *Router) Release(now time.Duration, id ReservationID) bool {
 	return true
 }
 
-// left records the time at which a request leaves its targets, or a split one its prefill target; see reported.Foreign.
+// left records when a request leaves its targets, or a split one its prefill target; see reported.Foreign.
 func (r *Router) left(now time.Duration, res *reservation) {
 	for _, t := range []*target{r.targetOf(res.Decode, res.decodeGen), r.targetOf(res.Prefill, res.prefillGen)} {
 		if t != nil {
@@ -282,7 +282,7 @@ func (r *Router) Rebook(now time.Duration, id ReservationID, served kvindex.Slot
 	r.change(now, res, func() { res.Decode, res.decodeGen = served, to.gen })
 	res.Forecast.learns = false // it is not known since when the target computes it
 	c := &r.conversations[mainLeg]
-	// If the slot has a new target by now, a binding to it is the new target's and does not move.
+	// If the slot has a new target by now, a binding to it belongs to the new target and does not move.
 	if i := c.find(res.conversation); here && i != none && c.entries[i].slot == from {
 		c.bind(i, served)
 		r.shareUse(mainLeg, i, true)
@@ -308,5 +308,5 @@ func (r *Router) change(now time.Duration, res *reservation, change func()) {
 // Live is the number of reservations that have not been released.
 func (r *Router) Live() int { return r.ledger.live }
 
-// DoubleReleases is the number of releases without effect. Above 0 it is a bug of the caller.
+// DoubleReleases is the number of releases without effect. More than 0 means a bug in the caller.
 func (r *Router) DoubleReleases() uint64 { return r.ledger.doubles }

@@ -29,7 +29,7 @@ func (d *decision) fairShare() bool {
 		return true
 	}
 	if p.Overflow && !d.some(func(c *candidate) bool { return c.active < d.softCap }) {
-		// The least loaded targets pass; the cost decides between them.
+		// Only the least loaded targets remain; the cost decides between them.
 		least := slices.MinFunc(d.cands, func(a, b candidate) int { return cmp.Compare(a.active, b.active) })
 		d.softCap = least.active + 1
 		d.ex.sayf("cap", "all targets are at the cap: the least loaded serve")
@@ -77,9 +77,9 @@ func (d *decision) firstTurnStage() bool {
 	if f.Placement == PlaceByCost || !isNew {
 		return false
 	}
-	// A conversation with many turns ahead of it binds far more load to its target than its
-	// first miss: new ones then follow load, or those that share a prefix would share a target.
-	// That holds if it computes a quarter of what it shares, or more: not for questions about a long document.
+	// A conversation with many turns to come binds far more load to its target than its first miss. So new ones follow
+	// load: otherwise all that share a prefix would share a target. This holds if a conversation computes at least a
+	// quarter of what it shares, unlike questions about a long document.
 	returning := 0.0
 	if g := &d.out.models.Grown[d.req.leg]; d.out.firstTurn {
 		computes := float64(d.out.brings) + g.Tokens/max(g.Firsts, 1)
@@ -109,8 +109,8 @@ func (d *decision) firstTurnStage() bool {
 		}
 		least += float64(min(f.Slack, d.q.PromptTokens)) * (1 - returning)
 		if b := &d.out.models.Starts[d.req.leg]; d.r.concurrent(d.now, b.Placed) && d.r.concurrent(d.now, b.Heard) {
-			// All replicas see the same least loaded targets and are about to fill them. Beyond three other replicas the
-			// allowance would outweigh queued tokens, and new conversations would pass idle targets.
+			// All replicas see the same least loaded targets and are about to fill them. With more than three other
+			// replicas the allowance would outweigh queued tokens, and new conversations would skip idle targets.
 			least += float64(min(d.r.others.Replicas-1, 3)) * d.req.policy.Cost.Active
 		}
 		room := func(c *candidate) bool { return !d.r.saturated(d.now, &d.r.targets[c.slot]) }
@@ -130,8 +130,8 @@ func (d *decision) some(f func(c *candidate) bool) bool {
 	return slices.ContainsFunc(d.cands, func(c candidate) bool { return f(&c) })
 }
 
-// part returns the candidates for a new conversation. While other replicas place new ones too and less than half of the
-// targets are near, all replicas would choose the same few. Each then chooses from its own part of the targets, if one is near.
+// part returns the candidates for a new conversation. While other replicas place new ones too and less than half of the targets
+// are near, all would choose the same few. Each then chooses from its own part of the targets, if a near one is in it.
 func (d *decision) part(near func(c *candidate) bool) []candidate {
 	o, n := &d.r.others, len(d.cands)
 	if b := &d.out.models.Starts[d.req.leg]; b.Own || !d.r.concurrent(d.now, b.Heard) {
@@ -154,13 +154,14 @@ func (d *decision) part(near func(c *candidate) bool) []candidate {
 }
 
 // wait is the prefill that the request would wait for on a target, its own included, plus the price of the requests
-// that are there. Without that a target that starts answers and never ends them would look idle.
+// there. Without this price a target that starts answers and never ends them would look idle.
 func (d *decision) wait(c *candidate, returning float64) float64 {
 	return (float64(c.miss)*(1-returning)+float64(c.queue)+heldPart*returning*float64(c.held))/c.speed + d.req.policy.Cost.Active*float64(c.active)
 }
 
-// nextInTurn returns the first accepted candidate at or after the cursor, cyclically; one is accepted. commit moves the cursor
-// behind it. Where new conversations begin within the delay of sharing, each replica goes on from another place.
+// nextInTurn returns the first accepted candidate at or after the cursor, cyclically; one must be accepted. commit
+// moves the cursor behind it. Where new conversations begin within the delay of sharing, each replica continues
+// elsewhere.
 func (d *decision) nextInTurn(cands []candidate, f func(c *candidate) bool) *candidate {
 	p, n := d.out.models, len(cands)
 	at := sort.Search(n, func(i int) bool { return cands[i].pos >= p.Cursor[d.req.leg] })

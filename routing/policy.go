@@ -8,13 +8,13 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Policy is the settings of all stages. Start from a Preset: the zero value of a field is a value, not "default".
+// Policy holds the settings of all stages. Start from a Preset: a zero field does not mean its default.
 type Policy struct {
 	// Level is the unit that is chosen first.
 	Level Level `json:"level" yaml:"level"`
 	// Sticky sends the turns of a conversation to one target.
 	Sticky Sticky `json:"sticky" yaml:"sticky"`
-	// WarmUp sends unpinned requests to targets that never got one, in order.
+	// WarmUp sends unpinned requests to targets that have had no request yet, in order.
 	WarmUp bool `json:"warm_up" yaml:"warm_up"`
 	// FirstTurn places new conversations.
 	FirstTurn FirstTurn `json:"first_turn" yaml:"first_turn"`
@@ -24,18 +24,18 @@ type Policy struct {
 	Cap Cap `json:"cap" yaml:"cap"`
 	// Cost is what the pick minimises.
 	Cost Cost `json:"cost" yaml:"cost"`
-	// WorkerCost is the cost of the first phase when Level is not flat. Loads are the
-	// sums over a worker's ranks, the overlap is that of its best rank.
+	// WorkerCost is the cost of the first phase when Level is not flat. A worker's load is the sum over its ranks, its
+	// overlap that of the best rank.
 	WorkerCost Cost `json:"worker_cost" yaml:"worker_cost"`
 	// Pick breaks ties.
 	Pick Pick `json:"pick" yaml:"pick"`
 	// Limits drop busy targets.
 	Limits Limits `json:"limits" yaml:"limits"`
-	// Returning is how far the rule follows s, the observed share of requests that continue a known conversation.
-	// It does so by r = Returning * (4s - 2), kept within 0 and Returning: 0 up to two turns per conversation, and
-	// greatest from four on. A miss costs 1 - r/2 of Cost.Miss. FirstTurn counts 1 - r of a new conversation's misses
-	// and of Slack, and its MaxOverlap is at least 2r. There r is less by the factor 4*computes/shares, where that is below 1,
-	// with the tokens that a conversation is expected to compute and those that its first prompt has cached somewhere. 0 to 1.
+	// Returning is how strongly the rule follows s, the observed share of requests that continue a known conversation. The
+	// strength is r = Returning * (4s - 2), kept within 0 and Returning: 0 up to two turns per conversation, and greatest
+	// from four on. A miss costs 1 - r/2 of Cost.Miss. FirstTurn counts 1 - r of a new conversation's misses and of Slack,
+	// and its MaxOverlap is at least 2r. There r is multiplied by 4*computes/shares if that is below 1: the tokens that a
+	// conversation is expected to compute, and those of its first prompt that a target has cached. 0 to 1.
 	Returning float64 `json:"returning" yaml:"returning"`
 	// PinOverflow ignores a pin whose target is full.
 	PinOverflow bool `json:"pin_overflow" yaml:"pin_overflow"`
@@ -59,14 +59,14 @@ const (
 type Sticky struct {
 	// Mode is off, target (worker and rank) or worker (its ranks compete).
 	Mode StickyMode `json:"mode" yaml:"mode"`
-	// HardCap sends a turn elsewhere while the conversation's target has Cap.Hard
-	// requests; the binding stays. Without it a bound conversation always follows it.
+	// HardCap sends a turn elsewhere while the conversation's target has Cap.Hard requests; the binding stays. Without
+	// it a conversation always follows its binding.
 	HardCap bool `json:"hard_cap" yaml:"hard_cap"`
-	// BindingWins ignores the pins of conversations that are bound.
+	// BindingWins makes a conversation's binding override a pin.
 	BindingWins bool `json:"binding_wins" yaml:"binding_wins"`
 	// Implicit recognises conversations without an id by their prefix.
 	Implicit bool `json:"implicit" yaml:"implicit"`
-	// MatchThreshold is the part of the prompt's blocks that must match, inclusive; 0 to 1.
+	// MatchThreshold is the share of the prompt's blocks that must match at least; 0 to 1.
 	MatchThreshold float64 `json:"match_threshold" yaml:"match_threshold"`
 }
 
@@ -83,12 +83,12 @@ const (
 type FirstTurn struct {
 	// Placement is off, near, round_robin, least_queued or least_tokens.
 	Placement Placement `json:"placement" yaml:"placement"`
-	// Slack bounds near: targets whose miss + queue + cost.active * requests is within this many tokens of the least,
-	// or as many as the prompt has if these are fewer, take turns. One engine step (the chunk budget). 0 to 65536.
+	// Slack is for near: targets take turns if their miss + queue + cost.active * requests exceeds the least by at most
+	// this many tokens, or by the prompt's length if that is less. Default: one engine step. 0 to 65536.
 	Slack int64 `json:"slack" yaml:"slack"`
-	// MaxOverlap skips the stage for prompts of which a target holds a greater part; 1 never does. 0 to 1.
+	// MaxOverlap skips the stage for prompts of which a target holds a larger share; 1 never skips it. 0 to 1.
 	MaxOverlap float64 `json:"max_overlap" yaml:"max_overlap"`
-	// WithoutID takes a request without a conversation id for a new conversation (if MaxOverlap allows).
+	// WithoutID treats a request without a conversation id as a new conversation (if MaxOverlap allows).
 	WithoutID bool `json:"without_id" yaml:"without_id"`
 	// Unbound extends the stage to every request that the sticky stage did not place:
 	// later turns that overflow, requests without an id.
@@ -109,7 +109,7 @@ const (
 // Gate is the stage that ignores overlaps when the best one is small.
 type Gate struct {
 	On bool `json:"on" yaml:"on"`
-	// Threshold is the part of the prompt that the best eligible overlap must exceed, strictly; 0 to 1.
+	// Threshold is the share of the prompt that the best eligible overlap must exceed; 0 to 1.
 	Threshold float64 `json:"threshold" yaml:"threshold"`
 }
 
@@ -119,30 +119,31 @@ type Cap struct {
 	FairShare bool `json:"fair_share" yaml:"fair_share"`
 	// Multiplier is at least 1.
 	Multiplier float64 `json:"multiplier" yaml:"multiplier"`
-	// Hard is the greatest number of requests of one target, 0 for no bound.
+	// Hard is the most requests that one target may have, 0 for no bound.
 	Hard int64 `json:"hard" yaml:"hard"`
-	// Overflow takes the target with the fewest requests where all are at the cap, instead of refusing the request.
+	// Overflow chooses the target with the fewest requests if all are at the cap, instead of refusing the request.
 	Overflow bool `json:"overflow" yaml:"overflow"`
 }
 
-// Cost is a sum of terms in tokens. With miss the uncached tokens of this request,
-// queue, work, kv and active the target's Load, L the prompt's tokens:
+// Cost is a sum of terms in tokens. miss is the request's uncached tokens, queue, work, kv and active are the target's
+// Load, and L is the prompt's length:
 //
 //	Miss*miss + Queue*queue + Work*work + KV*kv + (Active + ActiveShare*L)*active
 //	  + WorkShare*L*work/max(sum of work, L)
 //
-// miss, queue and work are divided by the target's speed. Without Queue and Work the sum is
-// a score of cached tokens, not a time: then the requests are divided by the speed instead
-// of the miss, or a slow target would get nothing until the others are full.
+// miss, queue and work are divided by the target's speed. Without Queue and Work the sum is a score of cached tokens,
+// not a time. Then requests are divided by the speed instead of the miss: otherwise a slow target would get nothing
+// until the others are full.
 type Cost struct {
 	// Miss is the overlap weight: the price of a token that must be computed, in queued
 	// tokens. 4 to 12 is a plateau where few conversations return; 1 collapses near capacity. 0 to 100.
 	Miss float64 `json:"miss" yaml:"miss"`
-	// OneShot is the part of Miss that counts where no request continues a conversation and a target is idle: computing a
-	// prompt once more there costs others no time. Where all are busy it does: with load, the tokens of Queue and Active on
-	// the least loaded target, the part grows by (load / 85,000)^4 up to 2. The rule is off while up to half of the requests
-	// with an id begin a conversation, and whole from three quarters on; FirstTurn.MaxOverlap then counts to that part. It is
-	// off as well while a target computes a part of the prompt for another request: it is cached soon. 1 is off. 0 to 1.
+	// OneShot is the share of Miss that counts where no request continues a conversation and a target is idle:
+	// computing a prompt again there delays no other request. Where all targets are busy it does, so the share grows by
+	// (load / 85,000)^4 up to 2, with load the tokens of Queue and Active on the least loaded target. The rule is off
+	// while up to half of the requests with an id begin a conversation, and fully on from three quarters;
+	// FirstTurn.MaxOverlap is reduced to the same extent. It is also off while a target computes a part of the prompt
+	// for another request. 1 is off. 0 to 1.
 	OneShot float64 `json:"one_shot" yaml:"one_shot"`
 	// Queue is the price of a token queued before this request. 0 to 100.
 	Queue float64 `json:"queue" yaml:"queue"`
@@ -152,33 +153,33 @@ type Cost struct {
 	KV float64 `json:"kv" yaml:"kv"`
 	// Active is the price of a request that has not ended, in tokens. 0 to 1e6.
 	Active float64 `json:"active" yaml:"active"`
-	// ActiveShare is the price of such a request as part of the prompt. 0 to 10.
+	// ActiveShare is the price of such a request as a share of the prompt. 0 to 10.
 	ActiveShare float64 `json:"active_share" yaml:"active_share"`
-	// Repeat is the part of Active and ActiveShare that counts for a prompt that is computed
-	// already: a target has all but 64 of its tokens, as for samples of one prompt. Such a
-	// request brings decoding alone. Those beyond 128 more than the least loaded target has count in full. 0 to 1.
+	// Repeat is the share of Active and ActiveShare that counts for a prompt that is already computed: a target has all
+	// but 64 of its tokens, as for samples of one prompt. Such a request adds decoding only. Requests in excess of the
+	// least loaded target's plus 128 count in full. 0 to 1.
 	Repeat float64 `json:"repeat" yaml:"repeat"`
 	// WorkShare is the price of the target's share of all work, in prompts. 0 to 100.
 	WorkShare float64 `json:"work_share" yaml:"work_share"`
 	// Transfers counts requests whose KV cache is in transfer from here.
 	Transfers bool `json:"transfers" yaml:"transfers"`
-	// Reported takes requests from the engines' reports alone (running + waiting).
-	// While one candidate has no fresh report, the pick goes round robin.
+	// Reported counts requests by the engines' reports alone (running + waiting). While a candidate has no fresh
+	// report, the choice is by round robin.
 	Reported bool `json:"reported" yaml:"reported"`
-	// Tiers is what a token held in a tier is worth, against one on the device; 0 to 1.
+	// Tiers is the value of a token held in each tier, relative to one on the device; 0 to 1.
 	Tiers [kvindex.NumTiers]float64 `json:"tiers" yaml:"tiers"`
-	// Speculative is the same for speculative tokens. 0 to 1.
+	// Speculative is the value of a speculative token. 0 to 1.
 	Speculative float64 `json:"speculative" yaml:"speculative"`
 }
 
 // Pick is the last stage: the least cost wins.
 type Pick struct {
-	// Then compares targets of equal cost: queue (with 1 % of the resident tokens), work, active or nothing; less wins.
+	// Then breaks ties in cost by queue (with 1 % of the resident tokens), work, active or nothing; the lower value wins.
 	Then Then `json:"then" yaml:"then"`
 	// Ties chooses among the targets that Then leaves equal.
 	Ties Ties `json:"ties" yaml:"ties"`
-	// Seed is what random ties are seeded with: request, or conversation (a request
-	// without one falls back to its id), which makes them a consistent hash.
+	// Seed selects the seed of random ties: request, or conversation, which makes the choice a consistent hash (a
+	// request without a conversation uses its id).
 	Seed Seed `json:"seed" yaml:"seed"`
 }
 
@@ -196,7 +197,7 @@ const (
 type Ties string
 
 const (
-	// TiesRandom draws by the seed: uniform, and the same in all replicas of one Config.HashSeed.
+	// TiesRandom draws by the seed: uniform, and the same in all replicas with equal Config.HashSeed.
 	TiesRandom Ties = "random"
 	// TiesLowest takes the first target in order of worker and rank.
 	TiesLowest Ties = "lowest"
@@ -220,15 +221,15 @@ type Limits struct {
 	MaxActive int64 `json:"max_active" yaml:"max_active"`
 	// MaxQueue is queued prefill tokens.
 	MaxQueue int64 `json:"max_queue" yaml:"max_queue"`
-	// MaxKVUsage is the reported part of the KV cache in use, 0 to 1.
+	// MaxKVUsage is the reported share of the KV cache in use, 0 to 1.
 	MaxKVUsage float64 `json:"max_kv_usage" yaml:"max_kv_usage"`
-	// ShedAt is the part of the limits at which requests of negative priority are refused; above 0, up to 1.
+	// ShedAt is the share of the limits at which requests of negative priority are refused; above 0, up to 1.
 	ShedAt float64 `json:"shed_at" yaml:"shed_at"`
 	// SuspendAfter drops targets whose reports stopped that long ago. Their index entries stay.
 	SuspendAfter time.Duration `json:"suspend_after" yaml:"suspend_after"`
 }
 
-// check looks at every setting; prefix is the policy's own path with a dot.
+// check checks every setting; prefix is the policy's own path with a dot.
 func (p *Policy) check(prefix string, ps *problems) {
 	huge := float64(math.MaxInt32)
 	oneOf(ps, prefix+"level", p.Level, Flat, TwoPhase, WorkerOnly)

@@ -9,9 +9,10 @@ import (
 //
 //	what it has yet to compute + base + a*miss + b*pairs + (c + d*miss)*context + e*mates
 //
-// and what later requests add in the mean. Pairs are the tokens that attention reads for those of the miss, and context
-// is the prompt tokens of the target's requests. An engine computes in steps: each costs base + c*context. mates is
-// what steps take longer if each lasts as long as that of the worker's busiest rank. The time per output token is
+// plus what later requests add on average. pairs counts the tokens that attention reads for those of the miss, and
+// context is the number of prompt tokens of the target's requests. An engine computes in steps: each costs base +
+// c*context. mates is the extra time if each step lasts as long as that of the worker's busiest rank. The time per
+// output token is
 //
 //	(base + a*requests + b*context) / (1 - the share of time that prefill takes)
 //
@@ -21,17 +22,17 @@ const (
 	features = 6
 	// mates is the index of that term.
 	mates = features - 1
-	// learnedFrom is the number of answers from which on there are predictions.
+	// learnedFrom is the number of answers after which predictions begin.
 	learnedFrom = 32
 	// forgetting is the weight that a sample keeps after each later one.
 	forgetting = 0.998
 	// maxFactor bounds a target's factors and their inverses.
 	maxFactor = 16
-	// stepTokens is how many tokens a step computes at most. An engine may be as many ahead of what first tokens show:
-	// it begins with the next prompt in the step that ends one.
+	// stepTokens is the most tokens that a step computes. An engine may be that far ahead of what first tokens show,
+	// because it begins with the next prompt in the step that ends one.
 	stepTokens = 8192
-	// delayed is the weight of a sample that requests booked after it may have delayed, by more than a 16th of its
-	// time. What these add is learned from all.
+	// delayed is the weight of a sample that may have been delayed, by more than a 16th of its time, by requests booked
+	// after it. What these add is learned from all samples.
 	delayed = 1.0 / 64
 	// shareOver is the time in seconds over which the share of prefill is averaged.
 	shareOver = 30
@@ -40,13 +41,13 @@ const (
 // terms are the features of a request, scaled so that usual ones are near 1.
 type terms [features]float64
 
-// fit is a linear regression with coefficients that are not negative, by coordinate descent on decaying sums. Errors
-// are relative; one that is unusually large counts as the square root of its usual weight would: a client that reads
-// slowly moves the coefficients little.
+// fit is a linear regression with non-negative coefficients, by coordinate descent on decaying sums. Errors are
+// relative. An unusually large one gets a lower weight (the square root), so that a client that reads slowly hardly
+// moves the coefficients.
 type fit struct {
 	Theta terms `json:"theta"`
 	Seen  int   `json:"seen,omitempty"`
-	// Spread is a moving mean of the relative errors' sizes.
+	// Spread is a moving mean of the absolute relative errors.
 	Spread float64 `json:"spread,omitempty"`
 	a      [features]terms
 	b      terms
@@ -59,7 +60,8 @@ func (f *fit) at(x *terms) (y float64) {
 	return y
 }
 
-// learn adds a sample of a weight up to 1: y seconds for x, a part of whole, to which the error is relative.
+// learn adds a sample with a weight of at most 1: y seconds for x. y is part of whole, and errors are relative to
+// whole.
 func (f *fit) learn(x *terms, y, whole, trust float64) {
 	expected := f.at(x)
 	scale := max(whole, whole-y+expected, 1e-6)
@@ -99,9 +101,9 @@ func (f *fit) learn(x *terms, y, whole, trust float64) {
 	}
 }
 
-// paces are what is learned of a model's targets: the time until the prompt is computed (or the KV cache of one
-// computed elsewhere has arrived), by the leg that computes it, and the time per output token. Later is what requests
-// that are booked later add to the first.
+// paces holds what is learned about a model's targets: by the leg that computes the prompt, the time until it is
+// computed (or its KV cache has arrived), and the time per output token. Later is what requests that are booked later
+// add to the first.
 type paces struct {
 	First    [numLegs]fit `json:"first,omitzero"`
 	Later    fit          `json:"later,omitzero"`
@@ -110,38 +112,38 @@ type paces struct {
 
 // progress is how much of its booked prefill a target has computed, as far as first tokens show.
 type progress struct {
-	// Factor and TokenFactor multiply what the model's coefficients say.
+	// Factor and TokenFactor multiply the predictions of the model's coefficients.
 	Factor      float64 `json:"factor"`
 	TokenFactor float64 `json:"token_factor"`
-	// Booked is the seconds of prefill that were booked so far. Done is how many of them are computed, as first tokens
-	// have shown. Due is when all are expected to be computed. Next is how many wait for the running step to end.
+	// Booked is the seconds of prefill booked so far. Done is how many of them have been computed, as first tokens
+	// show. Due is when all are expected to be computed. Next is how many wait for the running step to end.
 	Booked float64       `json:"booked,omitempty"`
 	Done   float64       `json:"done,omitempty"`
 	Due    time.Duration `json:"due,omitempty"`
 	Next   float64       `json:"next,omitempty"`
 	// withdrawn is the seconds of Booked that were withdrawn before they were computed.
 	withdrawn float64
-	// Overdue is how late the latest first token was at the last judgement.
+	// Overdue is how late the latest first token was when targets were last judged.
 	Overdue time.Duration `json:"overdue,omitempty"`
-	// Share is the part of time that prefill takes, 0 to 1, as of the time Booking.
+	// Share is the share of time that prefill takes, 0 to 1, as of the time Booking.
 	Share   float64       `json:"share,omitempty"`
 	Booking time.Duration `json:"booking,omitempty"`
 }
 
 // forecast is what was predicted for a reservation.
 type forecast struct {
-	// Expected is when the first token is expected, 0 after it came and if it will not be observed.
+	// Expected is when the first token is expected, 0 once it came or if it will not be observed.
 	Expected time.Duration `json:"expected,omitempty"`
 	// since is when it was booked, or when its first token came.
 	since time.Duration
 	x     terms
-	// ahead is the seconds until the target begins with it, own those that it takes itself, later what others add; work
-	// of its own delays others, and mark is the target's Booked with it. work is 0 once it is not awaited any more.
-	// withdrawn is that of the target at the booking.
+	// ahead is the seconds until the target begins with it, own the seconds that it takes itself, and later what others
+	// add. work is the part of own that delays others, 0 once it is no longer awaited. mark is the target's Booked with
+	// it, withdrawn the target's value at the booking.
 	ahead, own, later, work, mark, withdrawn float64
 	// learns is set if the next observation of the reservation is a sample to learn from. behind is set if its first
-	// token is not one: nearly all of its wait was for the prompts before it, and learning would attribute their time
-	// to a request almost without prefill.
+	// token is not: nearly all of its wait was for the prompts before it, and learning would attribute their time to a
+	// request almost without prefill.
 	learns, behind bool
 }
 
@@ -149,7 +151,7 @@ func toDuration(seconds float64) time.Duration {
 	return time.Duration(min(max(seconds, 0), 1e9) * float64(time.Second))
 }
 
-// fitOf returns the regression of first tokens that a target computes for.
+// fitOf returns the regression for the first tokens of a target's role.
 func (t *target) fitOf() *fit {
 	if t.role == Prefill {
 		return &t.paces.First[prefillLeg]
@@ -157,8 +159,8 @@ func (t *target) fitOf() *fit {
 	return &t.paces.First[mainLeg]
 }
 
-// steps are those of a target: base is the seconds that one takes without prompts, and most those of its prompts at
-// most. next and due are the progress's Next and Due as they are expected to be now, in the steps that have begun.
+// steps describes a target's steps: base is the seconds that one takes without prompts, most the limit for its prompts.
+// next and due are the expected present values of the progress's Next and Due, in the steps that have begun.
 type steps struct {
 	base, most, next float64
 	due              time.Duration
@@ -172,7 +174,7 @@ func (t *target) steps(now time.Duration) steps {
 	return s
 }
 
-// begin takes what has begun by now out of what waits.
+// begin removes what has begun by now from what waits.
 func (s *steps) begin(now time.Duration) {
 	if s.next > 0 && s.next >= (s.due-now).Seconds() {
 		steps := min(math.Ceil(s.next/s.most), math.Floor((s.next-(s.due-now).Seconds())/(s.base+s.most))+1)
@@ -192,7 +194,7 @@ func (t *target) forecast(now time.Duration, b *busiest, s steps, miss, prompt, 
 	w.x = terms{steps, n, n * (float64(prompt) - float64(miss)/2) / 1024, steps * context, n * context}
 	w.work = p.Factor * (f.Theta[1]*w.x[1] + f.Theta[2]*w.x[2] + f.Theta[4]*w.x[4]) // exactly 0 without a miss
 	count := math.Ceil((s.next + w.work) / s.most)
-	// What is late by some time is expected to take that time again.
+	// What is late by some time is expected to take as long again.
 	w.ahead = max((s.due-now).Seconds(), 0) + s.base*(count-math.Ceil(w.work/s.most)) + p.overdue(now, s.due) + p.Factor*f.Theta[1]*float64(foreign)/1024
 	longer := max(b.ends-max(s.due-toDuration(s.next), now), 0).Seconds() + max(min(b.next, count*s.most)-s.next-w.work, 0)
 	w.x[mates] = longer / p.Factor
@@ -201,15 +203,15 @@ func (t *target) forecast(now time.Duration, b *busiest, s steps, miss, prompt, 
 	return w
 }
 
-// busiest is when the longest step of a worker's ranks ends, and the most seconds that wait for one to end. A rank need
-// not be left out of what its own steps are compared with: it is not busier than itself.
+// busiest is when the longest step of a worker's ranks ends, and the most seconds that wait for a step to end. A rank
+// may be compared with a maximum that includes itself: it is not busier than itself.
 type busiest struct {
 	worker int32
 	ends   time.Duration
 	next   float64
 }
 
-// busiest returns that of the worker that has the target.
+// busiest returns the values of the target's worker.
 func (r *Router) busiest(now time.Duration, t *target) busiest {
 	b, pos := busiest{worker: t.worker}, int(t.pos)
 	for pos > 0 && r.targets[r.order[pos-1]].worker == b.worker {
@@ -224,12 +226,12 @@ func (r *Router) busiest(now time.Duration, t *target) busiest {
 	return b
 }
 
-// rest are the terms of what later requests add: they come before its own step begins.
+// rest returns the terms of what later requests add, those that arrive before its own step begins.
 func (w *forecast) rest() *terms { return &terms{0.1, w.ahead, w.own} }
 
 func (w *forecast) first() float64 { return w.ahead + w.own + w.later }
 
-// overdue is the seconds by which the latest first token delays others more than what is due.
+// overdue is the seconds by which the latest first token delays others beyond what is due.
 func (p *progress) overdue(now, due time.Duration) float64 {
 	return max(p.Overdue-max(due-now, 0), 0).Seconds()
 }
@@ -265,8 +267,8 @@ func (p *progress) share(now time.Duration) float64 {
 	return p.Share * math.Exp((p.Booking-now).Seconds()/shareOver)
 }
 
-// adapt moves a target's factor by a prediction and what was observed. It tends to 1, so that what all targets have in
-// common is in the coefficients.
+// adapt moves a target's factor towards the ratio of observation and prediction. It tends to 1, so that what all
+// targets have in common is in the coefficients.
 func adapt(factor *float64, predicted, observed float64) {
 	e := (observed - predicted) / max(observed, predicted)
 	*factor = min(max(*factor*(1+min(max(e, -0.2), 0.2)/16)+(1-*factor)/1024, 1.0/maxFactor), maxFactor)
@@ -280,7 +282,7 @@ func (r *Router) computes(res *reservation) *target {
 	return r.targetOf(res.Decode, res.decodeGen)
 }
 
-// expect notes what is predicted for a new reservation. Call it before its load is applied. seen reports that its first
+// expect records the prediction for a new reservation. Call it before its load is applied. seen reports that its first
 // token will be observed.
 func (r *Router) expect(now time.Duration, res *reservation, seen bool) {
 	t := r.computes(res)
@@ -305,7 +307,7 @@ func (r *Router) expect(now time.Duration, res *reservation, seen bool) {
 	res.Forecast = w
 }
 
-// computed notes that the prompt of res, and all that was booked before, is computed: engines are first in first out.
+// computed records that the prompt of res, and all booked before, is computed: engines work first in, first out.
 func (r *Router) computed(now time.Duration, res *reservation) {
 	w := &res.Forecast
 	t := r.computes(res)
@@ -318,7 +320,7 @@ func (r *Router) computed(now time.Duration, res *reservation) {
 		return
 	}
 	p.Done = w.mark
-	// Some of what was booked since may have been withdrawn, or computed before a whole answer came.
+	// Work booked since may have been withdrawn, or computed before a whole answer came.
 	s := t.steps(now)
 	left, due := max(p.Booked-w.mark-(p.withdrawn-w.withdrawn), 0), max((s.due-now).Seconds(), 0)
 	if seen {
@@ -343,7 +345,7 @@ func (r *Router) withdraw(res *reservation) {
 	w.Expected, w.work, w.learns = 0, 0, false
 }
 
-// learnFirst learns from a first token, and notes it for the time per output token.
+// learnFirst learns from a first token, and records it for the time per output token.
 func (r *Router) learnFirst(now time.Duration, res *reservation) {
 	w, t, trust := &res.Forecast, r.computes(res), 1.0
 	took := (now - w.since).Seconds()
@@ -368,7 +370,7 @@ func (t *target) decoding() terms {
 	return terms{1, float64(t.load.Active) / 64, float64(t.load.KV) / (1 << 20)}
 }
 
-// Generated records the number of output tokens of an answer that ends. Call it before Release.
+// Generated records the number of output tokens of an answer that has ended. Call it before Release.
 func (r *Router) Generated(now time.Duration, id ReservationID, tokens int64) {
 	res := r.ledger.get(id)
 	if res == nil || res.Phase != decoding || !res.Forecast.learns || tokens < 2 {

@@ -10,8 +10,8 @@ import (
 // DefaultPreset is the name of the default policy.
 const DefaultPreset = "kv-aware"
 
-// tierCredits is the value of a held token by tier: reading it back over PCIe, from
-// disk or over a network is cheaper than computing it, and not free.
+// tierCredits is the value of a held token by tier: reading it back over PCIe, from disk or over a network is cheaper
+// than computing it, but not free.
 var tierCredits = [kvindex.NumTiers]float64{kvindex.Device: 1, kvindex.Host: 0.9, kvindex.Disk: 0.5, kvindex.External: 0.5}
 
 // neutral has every stage off, costs nothing and breaks ties at random.
@@ -30,7 +30,7 @@ func neutral() Policy {
 	}
 }
 
-// from returns the policy that a change makes of another one. Each call makes a new one: callers change theirs.
+// from returns a changed copy of another policy. Each call makes a new one, because callers change theirs.
 func from(base func() Policy, change func(p *Policy)) func() Policy {
 	return func() Policy {
 		p := base()
@@ -47,7 +47,7 @@ var kvAware = from(neutral, func(p *Policy) {
 	p.Returning = 1
 })
 
-// trt gates small overlaps, caps requests at a fair share and adds the share of work to the miss.
+// trt ignores small overlaps, caps requests at a fair share and adds the share of work to the miss.
 var trt = from(neutral, func(p *Policy) {
 	p.Gate.On = true
 	p.Cap.FairShare, p.Cap.Hard = true, 256
@@ -56,7 +56,7 @@ var trt = from(neutral, func(p *Policy) {
 	p.PinOverflow = true
 })
 
-// leastTokens is also session's placement of new conversations.
+// leastTokens also places the new conversations of session.
 var leastTokens = from(neutral, func(p *Policy) {
 	p.Cost.Queue, p.Cost.KV = 1, 0.05
 })
@@ -66,12 +66,12 @@ var presets = map[string]func() Policy{
 	DefaultPreset: kvAware,
 	"round-robin": from(neutral, func(p *Policy) { p.Pick.Ties = TiesCursor }),
 	"random":      neutral,
-	// The engines' own numbers, first minimum; round robin while one is missing.
+	// It uses the engines' own numbers and takes the first minimum; round robin while one is missing.
 	"least-loaded": from(neutral, func(p *Policy) {
 		p.Cost.Active, p.Cost.Reported = 1, true
 		p.Pick.Ties = TiesLowest
 	}),
-	// Requests that this router has in flight; ties rotate.
+	// It counts the requests that this router has in flight; ties rotate.
 	"load-balancing": from(neutral, func(p *Policy) {
 		p.Cost.Active = 1
 		p.Pick.Ties = TiesRotate
@@ -94,7 +94,7 @@ var presets = map[string]func() Policy{
 	}),
 	// Prefill to compute and resident tokens.
 	"compute-and-resident": from(neutral, func(p *Policy) { p.Cost.Miss, p.Cost.Queue, p.Cost.KV = 1, 1, 1 }),
-	// A score of matched blocks less a price for each request. The next preset scores the matched share of the prompt.
+	// It scores matched blocks minus a price for each request. The next preset scores the matched share of the prompt.
 	"kv-cache-aware": from(neutral, func(p *Policy) {
 		p.Cost.Miss, p.Cost.Active = 1, 0.25*32
 		p.Pick.Ties = TiesRotate
@@ -104,7 +104,7 @@ var presets = map[string]func() Policy{
 		p.Pick.Ties = TiesRotate
 	}),
 	"kv-aware-trt": trt,
-	// Without cache knowledge: tokens, then requests.
+	// It ignores the cache and compares tokens, then requests.
 	"rank-balancing": from(neutral, func(p *Policy) {
 		p.Cap.FairShare, p.Cap.Multiplier, p.Cap.Hard = true, 1, 256
 		p.Cost.KV = 1
@@ -124,9 +124,9 @@ var presets = map[string]func() Policy{
 		p.PinOverflow = true
 	}),
 	"session": from(leastTokens, func(p *Policy) { p.Sticky.Mode = StickyTarget }),
-	// A consistent hash of the conversation id; replicas agree without sharing.
+	// It is a consistent hash of the conversation id; replicas agree without sharing.
 	"session-hash": from(neutral, func(p *Policy) { p.Pick.Seed = SeedConversation }),
-	// Worker by the union of its ranks, then the rank by trt's rule.
+	// It chooses the worker by the union of its ranks, then the rank by trt's rule.
 	"two-phase": from(trt, func(p *Policy) {
 		p.Level = TwoPhase
 		p.WorkerCost.Miss, p.WorkerCost.Active = 1, 0.25*32
@@ -137,7 +137,7 @@ var presets = map[string]func() Policy{
 		p.FirstTurn.Placement = PlaceByCost
 		p.WorkerCost = p.Cost
 	}),
-	// For decode pools: free memory counts most; a token that has to be transferred costs half of one that is computed.
+	// For decode pools: free memory counts most, and transferring a token costs half as much as computing it.
 	"decode": from(neutral, func(p *Policy) {
 		p.Cost.Miss, p.Cost.Queue, p.Cost.KV = 0.5, 1, 1
 		p.Limits.MaxKVUsage = 0.95

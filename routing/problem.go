@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Problem is a setting that is out of its bounds.
+// Problem is a setting that is out of bounds.
 type Problem struct {
 	// Path is the dotted key in YAML, like "policy.limits.shed_at".
 	Path string
@@ -19,14 +19,14 @@ type Problem struct {
 // String is the path and the text.
 func (p Problem) String() string { return p.Path + ": " + p.Text }
 
-// Problems lists every setting that is out of its bounds.
+// Problems lists every setting that is out of bounds.
 func (c *Config) Problems() []Problem {
 	var found problems
 	c.check(&found)
 	return found
 }
 
-// Validate joins all Problems to one error, nil if there are none.
+// Validate joins all Problems into one error, nil if there are none.
 func (c *Config) Validate() error {
 	var errs []error
 	for _, p := range c.Problems() {

@@ -6,10 +6,10 @@ import (
 )
 
 const (
-	// programPart is the part of the KV memory that live programs may expect to use. The rest is for
-	// prefixes that several targets hold, and for answers.
+	// programPart is the share of the KV memory for live programs. The rest is for prefixes that several targets hold,
+	// and for answers.
 	programPart = 0.6
-	// programIdle is how long a program's blocks are kept for it between two turns: most agents' tools answer sooner.
+	// programIdle is how long a program counts as live between two turns: most agents' tools answer sooner.
 	programIdle = 3 * time.Second
 )
 
@@ -23,7 +23,7 @@ type program struct {
 	ended   time.Duration
 }
 
-// programKey is an id among the requests of a model; the zero value is none.
+// programKey is a conversation id within a model; the zero value is none.
 type programKey struct {
 	key  Key
 	pool *pool
@@ -35,17 +35,16 @@ type programEnd struct {
 	at  time.Duration
 }
 
-// programs are the live conversations, with Config.KVTokens. The working set of more of them than
-// the fleet's memory holds is evicted turn by turn, and all compute their prompts anew; so those
-// that have begun go first, and new ones wait.
+// programs holds the live conversations, with Config.KVTokens. If their working set exceeds the fleet's memory, it is
+// evicted turn by turn, and all compute their prompts again. So those that have begun go first, and new ones wait.
 type programs struct {
 	byKey map[programKey]*program
 	// idle is the ends of turns, oldest first.
 	idle []programEnd
 }
 
-// crowded refuses a new program while the live ones of its model fill the memory of the eligible
-// targets. One alone is never refused.
+// crowded refuses a new program while the live ones of its model fill the memory of the eligible targets. A single
+// program is never refused.
 func (d *decision) crowded() bool {
 	r, live := d.r, &d.r.programs
 	if r.config.KVTokens <= 0 || d.req.leg != mainLeg || d.out.key == (Key{}) || d.q.Waited < 0 {
@@ -79,10 +78,10 @@ func (l *programs) drop(key programKey) {
 	}
 }
 
-// poolOf returns the pool whose live programs a model's are among.
+// poolOf returns the pool that counts a model's live programs.
 func (r *Router) poolOf(model string) *pool { return cmp.Or(r.models[model], &r.anyModel) }
 
-// begin notes a turn of a program that was placed.
+// begin records a placed turn of a program.
 func (l *programs) begin(key programKey, tokens int64, final bool) {
 	p := l.byKey[key]
 	if p == nil {

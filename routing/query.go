@@ -8,14 +8,14 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Query is one request. The zero value of every field but PromptTokens is usual.
+// Query is one request. Every field but PromptTokens may be zero.
 type Query struct {
 	// ID is the request id; it seeds tie-breaks.
 	ID string `json:"id"`
-	// Model is the model or adapter asked for. "" matches every target, and so does a name that
-	// no target lists, except with Listed.
+	// Model is the requested model or adapter. "" matches every target, and so does a name that no target lists, except
+	// with Listed.
 	Model string `json:"model,omitempty"`
-	// Listed reports that Model is known: while no target lists it, only those that list none may serve it.
+	// Listed reports that Model is known: while no target lists it, only targets without a list may serve it.
 	Listed bool `json:"listed,omitempty"`
 	// PromptTokens is the prompt's length, exact or estimated.
 	PromptTokens int64 `json:"prompt_tokens"`
@@ -25,12 +25,12 @@ type Query struct {
 	Conversation string `json:"conversation,omitempty"`
 	// Final ends the conversation with this request: its binding is forgotten.
 	Final bool `json:"final,omitempty"`
-	// Exclude lists targets that must not be chosen, as they have failed this request.
+	// Exclude lists targets that must not be chosen because they have failed this request.
 	Exclude []kvindex.Slot `json:"exclude,omitempty"`
 	// Pin asks for a worker, or a rank of it.
 	Pin *Pin `json:"pin,omitempty"`
-	// Subset, if not nil, holds the only targets that the data plane may send to. It does
-	// not bound the prefill target, which the data plane does not call.
+	// Subset, if not nil, restricts the request to these targets. It does not apply to the prefill target, which the
+	// data plane does not call.
 	Subset *SlotSet `json:"subset,omitempty"`
 	// Priority below 0 lets the request be refused early, see Limits.ShedAt.
 	Priority int `json:"priority,omitempty"`
@@ -38,15 +38,15 @@ type Query struct {
 	Local bool `json:"local,omitempty"`
 	// Waited is how long the request has been held, see Config.Hold; below 0 it is not held.
 	Waited time.Duration `json:"waited,omitempty"`
-	// TTFT is the request's target for the time to its first token, 0 for none. Of the targets
-	// that are predicted to meet it the policy chooses; where none is, Config.Unmet holds.
+	// TTFT is the request's target for the time to its first token, 0 for none. The policy chooses among the targets
+	// that are predicted to meet it; if there are none, Config.Unmet decides.
 	TTFT time.Duration `json:"ttft,omitempty"`
 	// Whole reports that the answer is not streamed: its first token cannot be observed.
 	Whole bool `json:"whole,omitempty"`
-	// Lookup reports that the engine computes nothing: it reads or cancels an answer that it has. No limit or cap
-	// refuses it, and its answer does not show that the engine computes. Other replicas do not get its reservation.
+	// Lookup reports that the engine only reads or cancels a stored answer. No limit or cap refuses it, its answer does
+	// not show that the engine works, and other replicas do not get its reservation.
 	Lookup bool `json:"lookup,omitempty"`
-	// Idle reports that the engine only counts or builds the prompt: its answer tells nothing of how it computes.
+	// Idle reports that the engine only counts or builds the prompt, so its answer does not show that it computes.
 	Idle bool `json:"idle,omitempty"`
 }
 
@@ -57,7 +57,7 @@ type Pin struct {
 	Worker string `json:"worker,omitempty"`
 	// Rank is the rank, NoRank for any.
 	Rank int32 `json:"rank"`
-	// Strict holds whatever the policy says: other targets cannot serve the request.
+	// Strict overrides the policy's exceptions: other targets cannot serve the request.
 	Strict bool `json:"strict,omitempty"`
 }
 
@@ -65,12 +65,12 @@ func (p *Pin) matches(t kvindex.Target) bool {
 	return (p.Worker == "" || p.Worker == t.Worker) && (p.Rank == kvindex.NoRank || p.Rank == t.Rank)
 }
 
-// Overlap is how many of the prompt's tokens a target holds, from the start and without a gap.
+// Overlap is how many of the prompt's tokens a target holds, contiguous from the start.
 type Overlap struct {
 	Slot kvindex.Slot `json:"slot"`
-	// Tokens is the held tokens per tier; a token counts in its best tier only.
+	// Tokens is the number of held tokens per tier; a token counts in its best tier only.
 	Tokens [kvindex.NumTiers]int32 `json:"tokens"`
-	// Speculative is the tokens after those that earlier prompts will leave there, not confirmed by an event yet.
+	// Speculative is the number of further tokens of prompts that were sent there and not confirmed by events yet.
 	Speculative int32 `json:"speculative,omitempty"`
 }
 
@@ -86,7 +86,7 @@ const (
 	ViaWarmUp    Via = "warm_up"
 )
 
-// Degradation names knowledge that a decision lacked.
+// Degradation names what a decision did not know.
 type Degradation string
 
 const (
@@ -102,12 +102,12 @@ type Plan struct {
 	Decode kvindex.Slot `json:"decode"`
 	// Prefill computes the prompt first; NoSlot if Decode does, which JSON leaves out.
 	Prefill kvindex.Slot `json:"prefill,omitzero"`
-	// RankFree reports whether only a worker was chosen: name no rank to the engine.
+	// RankFree reports whether only a worker was chosen: do not send the engine a rank.
 	RankFree bool `json:"rank_free,omitempty"`
 	// Reservation must be given back with Release.
 	Reservation ReservationID `json:"reservation"`
-	// Matched and Miss are the cached and uncached tokens of the prompt on the target
-	// that computes it; DecodeMiss is the uncached ones on Decode.
+	// Matched and Miss are the cached and uncached tokens of the prompt on the target that computes it; DecodeMiss is
+	// the number of uncached tokens on Decode.
 	Matched    int64 `json:"matched"`
 	Miss       int64 `json:"miss"`
 	DecodeMiss int64 `json:"decode_miss"`
@@ -115,12 +115,11 @@ type Plan struct {
 	FirstTurn bool `json:"first_turn,omitempty"`
 	// Via is the stage that chose Decode.
 	Via Via `json:"via"`
-	// Conversation is the key that the request is known by, zero if none.
+	// Conversation is the key of the request's conversation, zero if none.
 	Conversation Key `json:"conversation"`
-	// Degraded names the knowledge that was missing, "" if none was.
+	// Degraded names missing knowledge, "" if none was missing.
 	Degraded Degradation `json:"degraded,omitempty"`
-	// TTFT and PerToken are the predicted time to the first token and per output token; 0 where
-	// too few answers were seen.
+	// TTFT and PerToken are the predicted times to the first token and per output token; 0 until enough answers were seen.
 	TTFT     time.Duration `json:"ttft,omitempty"`
 	PerToken time.Duration `json:"per_token,omitempty"`
 }
@@ -158,10 +157,10 @@ func (r Reason) String() string {
 	return reasonNames[r]
 }
 
-// busy reports whether the reason ends when requests end.
+// busy reports whether the reason goes away as requests end.
 func (r Reason) busy() bool { return r >= ReasonBusyActive }
 
-// NoTargetError says that no target may serve the request, and that waiting for other requests does not change that.
+// NoTargetError means that no target may serve the request, and that waiting for other requests does not change that.
 type NoTargetError struct {
 	// Pool is the role that was looked for.
 	Pool Role
@@ -180,7 +179,7 @@ func (e *NoTargetError) Error() string {
 	return text
 }
 
-// CapacityError says that targets exist and that all of them are full: wait, or refuse the request with RetryAfter.
+// CapacityError means that targets exist and that all of them are full: wait, or refuse the request with RetryAfter.
 type CapacityError struct {
 	Pool   Role
 	Counts [NumReasons]int

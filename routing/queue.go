@@ -14,13 +14,13 @@ import (
 // Lane groups the waiters that compete for the same capacity: if the first of a lane
 // cannot be placed, the others of the lane cannot either.
 type Lane struct {
-	// Class is the model, with whatever else restricts the targets; "" if there is a Slot.
+	// Class is the model, with anything else that restricts the targets; "" if there is a Slot.
 	Class string
 	// Slot is the target that the waiters are held for, NoSlot if no target has capacity for them.
 	Slot kvindex.Slot
-	// Unmet is HeldError.Unmet: others that are held for the Slot may be placed before.
+	// Unmet is HeldError.Unmet: others that are held for the Slot may be placed first.
 	Unmet bool
-	// New is set for new programs that wait for memory, see Config.KVTokens: those that fit may pass for a while.
+	// New is set for new programs that wait for memory (see Config.KVTokens): for a while, those that fit may overtake.
 	New bool
 }
 
@@ -29,19 +29,19 @@ type Waiter struct {
 	// ID is chosen by the caller: unique and increasing.
 	ID   uint64
 	Lane Lane
-	// Priority is the band: greater first; below 0 may be shed for others.
+	// Priority is the band. Higher ones go first; requests below 0 may be shed for others.
 	Priority int
 	// Tenant shares a band's capacity fairly with the band's other tenants, by Weight; 0 means 1.
 	Tenant string
 	Weight float64
-	// Tokens is the prompt to be computed: for reports, and for Router.UseQueue.
+	// Tokens is the number of prompt tokens to compute, for reports and Router.UseQueue.
 	Tokens int64
-	// Cost orders the waiters of a tenant: least Cost first, less 2,000 for each second of
-	// waiting. With equal costs they are first in first out.
+	// Cost orders the waiters of a tenant: the lowest goes first, after subtracting 2,000 per second of waiting. Equal
+	// costs go first in, first out.
 	Cost int64
 	// Bytes is the memory that the waiter holds.
 	Bytes int64
-	// Since is when it began to wait, Deadline when it stops, since start.
+	// Since is when it began to wait, Deadline when it stops, both as durations since start.
 	Since, Deadline time.Duration
 }
 
@@ -51,46 +51,45 @@ type Bounds struct {
 	Bytes    int64
 }
 
-// Outcome is what became of a waiter that was offered a place. The zero value leaves it
-// where it is, with all others of its lane.
+// Outcome is the result of offering a waiter a place. The zero value leaves it and all others of its lane waiting.
 type Outcome struct {
 	// Leaves takes the waiter out of the queue.
 	Leaves bool
-	// Served is the tokens that its tenant is charged for.
+	// Served is the number of tokens that its tenant is charged for.
 	Served int64
 	// Moves puts the waiter into the lane To, which is blocked until the next call.
 	Moves bool
 	To    Lane
-	// Skips makes a waiter that moves block no lane in this call. Place sets it.
+	// Skips keeps a waiter that stays from blocking its lane in this call. Place sets it.
 	Skips bool
 }
 
 const (
-	// ageing is what a second of waiting is worth in tokens, in the order of a tenant's waiters.
+	// ageing is how many tokens a second of waiting counts in the order of a tenant's waiters.
 	ageing = 2000
-	// spareTenants is how many tenants without waiters a band remembers, at least.
+	// spareTenants is the least number of tenants without waiters that a band remembers.
 	spareTenants = 256
-	// perRequest is what a placed request costs its tenant and conversation in addition to its
-	// uncached tokens: the part of the engine's time that its answer takes.
+	// perRequest is what a placed request costs its tenant and conversation in addition to its uncached tokens, for the
+	// engine's time that its answer takes.
 	perRequest = 1000
 	// maxServed bounds the conversations whose service is remembered.
 	maxServed = 1 << 16
-	// maxPassed is how many new programs others may pass in a call of Place, and passFor how long
-	// each may be passed: a large one gets its turn.
+	// maxPassed is how many new programs may be overtaken in a call of Place, and passFor how long each may be, so that
+	// a large one gets its turn.
 	maxPassed = 16
 	passFor   = 10 * time.Second
-	// maxOffers bounds the waiters that one freed place is offered to, with Config.Hold. A
-	// waiter whose best target has changed costs an offer and does not take the place.
+	// maxOffers bounds the waiters that one freed place is offered to, with Config.Hold. A waiter whose best target has
+	// changed uses up an offer but not the place.
 	maxOffers = 64
 )
 
-// Queue is a bounded wait queue. It orders waiters; the caller holds the streams. Greater priority goes first. Within a
-// priority, the tenant goes first that was served the fewest tokens, divided by its weight (a virtual token counter: a
-// tenant that returns starts at the counter of the others). Within a tenant it is least Cost first, with ageing. The
-// zero value refuses all. It is not safe for concurrent use.
+// Queue is a bounded wait queue. It orders waiters; the caller holds the streams. Higher priority goes first. Within a
+// priority, the tenant that was served the fewest tokens relative to its weight goes first (a virtual token counter: a
+// tenant that returns starts at the counter of the others). Within a tenant the lowest Cost goes first, with ageing.
+// The zero value refuses all. It is not safe for concurrent use.
 type Queue struct {
 	Bounds
-	// Bands are bounds of single priorities, below those of the queue.
+	// Bands bound single priorities, within the bounds of the queue.
 	Bands map[int]Bounds
 
 	waiters       map[uint64]*waiting
@@ -101,7 +100,8 @@ type Queue struct {
 	held []int64
 	// idle is the number of idle targets when waiters were last looked at.
 	idle int
-	// served has the tokens served to each conversation. At maxServed entries it becomes older, and the former older is dropped.
+	// served holds the tokens served to each conversation. At maxServed entries it becomes older, and the former is
+	// dropped.
 	served, older map[Key]int64
 	// open and skipped are scratch memory of Serve.
 	open    []*lane
@@ -131,11 +131,11 @@ type band struct {
 	tenants  map[string]*tenant
 	requests int
 	bytes    int64
-	// clock is the counter of the tenant that was served last, when it was chosen.
+	// clock is the counter of the tenant that was served last, as of its choice.
 	clock float64
 }
 
-// tenant is a tenant of one band. served is its counter, in tokens by weight.
+// tenant is a tenant of one band. served is its counter, in tokens divided by its weight.
 type tenant struct {
 	name           string
 	served, weight float64
@@ -144,7 +144,7 @@ type tenant struct {
 	youngest       *waiting
 }
 
-// lane is the waiters of a Lane: its bands, greatest priority first, without empty ones.
+// lane holds the waiters of a Lane: its non-empty bands, highest priority first.
 type lane struct {
 	bands []*laneBand
 }
@@ -155,8 +155,8 @@ type laneBand struct {
 	byTenant map[*tenant]*group
 }
 
-// group is the waiters of a tenant in a lane and band. It is ordered by key, which
-// follows the tenant's counter when the group gets to the front.
+// group holds the waiters of a tenant in a lane and band. Groups are ordered by key, which is updated to the tenant's
+// counter when the group reaches the front.
 type group struct {
 	tenant  *tenant
 	key     float64
@@ -212,9 +212,9 @@ func (q *Queue) Each(f func(w *Waiter)) {
 	}
 }
 
-// Push adds a waiter. If that exceeds a bound others make room: those of negative priority and below the new one's,
-// from the lowest; then the youngest of the tenant that takes the most of its band, as long as that is more than the
-// new one's tenant takes. If that is not enough the new one is refused, and the queue is unchanged.
+// Push adds a waiter. If that exceeds a bound, others make room: first those of negative priority below the new one's,
+// lowest first; then the youngest of the tenant with the largest share of its band, as long as that exceeds the share
+// of the new one's tenant. If that is not enough, the new one is refused and the queue is unchanged.
 func (q *Queue) Push(w Waiter) (shed []Waiter, accepted bool) {
 	if q.waiters == nil {
 		q.waiters, q.lanes, q.bands = map[uint64]*waiting{}, map[Lane]*lane{}, map[int]*band{}
@@ -281,8 +281,8 @@ func (b Bounds) fits(requests int, bytes int64, w *Waiter) bool {
 	return requests < b.Requests && (b.Bytes == 0 || bytes+w.Bytes <= b.Bytes)
 }
 
-// victim returns the waiter that makes room for a new one, nil if none has to. Where only
-// the bound of the new one's band is exceeded, only waiters of the band can help.
+// victim returns the waiter that must make room for a new one, nil for none. If only the bound of the new one's band is
+// exceeded, only waiters of the band can make room.
 func (q *Queue) victim(w *Waiter, full bool) *waiting {
 	lowest := w.Priority
 	for priority, b := range q.bands {
@@ -294,7 +294,7 @@ func (q *Queue) victim(w *Waiter, full bool) *waiting {
 	if b == nil {
 		return nil
 	}
-	// The share of a tenant is of requests or of bytes, whichever is greater.
+	// A tenant's share is its share of requests or of bytes, whichever is greater.
 	share := func(t *tenant, requests int, bytes int64) float64 {
 		return max(float64(t.requests+requests)/float64(max(q.Requests, 1)), float64(t.bytes+bytes)/float64(max(q.Bytes, 1))) / t.weight
 	}
@@ -323,8 +323,8 @@ func (q *Queue) victim(w *Waiter, full bool) *waiting {
 	return youngest
 }
 
-// forget drops the tenants without waiters if they are many. Should they come back, the last
-// request that they were served does not count.
+// forget drops the tenants without waiters if there are many. If they return, the last request that they were served
+// does not count.
 func (b *band) forget() {
 	if len(b.tenants) >= 2*b.requests+spareTenants {
 		maps.DeleteFunc(b.tenants, func(_ string, t *tenant) bool { return t.requests == 0 })
@@ -447,19 +447,19 @@ func (l *lane) first() *waiting {
 		if g.key == g.tenant.served {
 			return g.waiters[0]
 		}
-		// Counters only grow, so a group that is behind its counter is the one to be moved.
+		// Counters only grow, so only a group behind its tenant's counter has to move.
 		g.key = g.tenant.served
 		heap.Fix(&b.groups, 0)
 	}
 }
 
-// byFirst orders lanes by which of their first waiters is served sooner.
+// byFirst orders lanes by their first waiters.
 func byFirst(l, o *lane) int {
 	a, b := l.first(), o.first()
 	return cmp.Or(cmp.Compare(b.Priority, a.Priority), cmp.Compare(a.tenant.served, b.tenant.served), cmp.Compare(a.key, b.key), cmp.Compare(a.ID, b.ID))
 }
 
-// Attained is the tokens that a conversation was served so far.
+// Attained is the number of tokens that a conversation was served so far.
 func (q *Queue) Attained(conversation string) int64 {
 	key := new(Config).keyOf(conversation)
 	return cmp.Or(q.served[key], q.older[key])
@@ -477,9 +477,9 @@ func (q *Queue) Charge(conversation string, plan *Plan) {
 // Placed is the outcome of a waiter that leaves the queue with a plan.
 func Placed(plan *Plan) Outcome { return Outcome{Leaves: true, Served: plan.Miss + perRequest} }
 
-// Place offers the router's free capacity to waiters. With all, waiters whose target is saturated try again too:
-// another one may have become the better choice, as when one becomes idle. While a target is idle, a waiter that stays
-// held blocks no other: what an idle target costs differs between them.
+// Place offers the router's free capacity to waiters. With all, waiters whose target is saturated try again too,
+// because another target may now be better, such as an idle one. While a target is idle, a waiter that stays held does
+// not block others, because the idle target's cost differs between them.
 func (q *Queue) Place(now time.Duration, r *Router, all bool, offer func(w *Waiter) Outcome) {
 	if q.Len() == 0 {
 		q.idle = 0
@@ -506,9 +506,9 @@ func (q *Queue) Place(now time.Duration, r *Router, all bool, offer func(w *Wait
 	q.idle = idle
 }
 
-// Serve offers places to waiters, in order over all lanes that are ready, until none is left that can be placed, or the budget
-// of offers is used up. A lane ends with its first waiter that stays and is not skipped, or when it is no longer ready after a
-// placement. offer must not change the queue.
+// Serve offers places to waiters, in order over all lanes that are ready, until none can be placed or the budget of
+// offers is used up. It leaves a lane at the first waiter that stays and is not skipped, or when the lane is no longer
+// ready after a placement. offer must not change the queue.
 func (q *Queue) Serve(budget int, ready func(l Lane) bool, offer func(w *Waiter) Outcome) {
 	open := q.open[:0]
 	for name, l := range q.lanes {

@@ -20,8 +20,8 @@ type Booking struct {
 	// Phase is 1 while the prompt is computed (0 means the same), 2 while its KV cache is
 	// transferred, 3 from the first token on.
 	Phase uint8 `json:"phase,omitempty"`
-	// Turn is 1 for the first turn of a conversation in a leg and 2 for a later one, 0 for what
-	// does not count for the share of returning conversations. The legs are Decode, Prefill.
+	// Turn is, for the legs Decode and Prefill, 1 for the first turn of a conversation and 2 for a later one; 0 for a
+	// turn that does not count for the share of returning conversations.
 	Turn [numLegs]uint8 `json:"turn,omitzero"`
 	// InTurn has bit 0 if a round robin chose Decode, and bit 1 for Prefill.
 	InTurn uint8 `json:"in_turn,omitempty"`
@@ -33,14 +33,14 @@ type remoteKey struct {
 	id      ReservationID
 }
 
-// remoteLink is the part of a reservation that only copies have.
+// remoteLink holds the fields of a reservation that only copies have.
 type remoteLink struct {
 	key     remoteKey
 	expires time.Duration
 }
 
-// remotes are the copies of other replicas' bookings. Those whose release was lost expire. All have the same TTL, so
-// fifo is in order of expiry; it also holds some that have ended.
+// remotes holds the copies of other replicas' bookings. A copy whose release was lost expires. All have the same TTL,
+// so fifo is in order of expiry; it may include copies that have ended.
 type remotes struct {
 	byKey map[remoteKey]ReservationID
 	fifo  []ReservationID
@@ -90,7 +90,7 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 	}
 	r.remotes.byKey[key] = id
 	if r.remotes.fifo = append(r.remotes.fifo, id); len(r.remotes.fifo) > 2*len(r.remotes.byKey)+1024 {
-		// Entries of ended requests are removed anywhere, not only behind the oldest: it may run for long.
+		// Entries of ended requests are removed anywhere in the list, because the oldest request may run for long.
 		r.remotes.fifo = slices.DeleteFunc(r.remotes.fifo, func(id ReservationID) bool { return r.ledger.get(id) == nil })
 	}
 	if p := phase(b.Phase); p == decoding || p == transferring && prefill != NoSlot {
@@ -114,8 +114,8 @@ func (r *Router) RemoteRelease(now time.Duration, replica string, id Reservation
 	return ok && r.Release(now, local)
 }
 
-// ExpireRemote ends the copies that are older than RemoteTTL and returns their number.
-// ApplyRemote does so too: call it now and then in case no replica sends any more.
+// ExpireRemote ends the copies that are older than RemoteTTL and returns their number. ApplyRemote does so too; also
+// call it periodically, in case no replica sends any more.
 func (r *Router) ExpireRemote(now time.Duration) int {
 	n, i := 0, 0
 	for ; i < len(r.remotes.fifo); i++ {

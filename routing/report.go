@@ -6,13 +6,13 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Report is an engine's load report for one target. Reports show the requests that this router did not place.
+// Report is an engine's load report for one target. It reveals requests that this router did not place.
 type Report struct {
 	// At is when its measurement began.
 	At time.Duration
 	// Seq numbers the reports of one source; 0 if they are not numbered.
 	Seq uint64
-	// Full makes the report replace the last one whatever its number, as after a restart of the source.
+	// Full makes the report replace the last one regardless of its number, as after a restart of the source.
 	Full bool
 	// Running and Waiting are requests.
 	Running, Waiting int64
@@ -26,21 +26,21 @@ type reported struct {
 	At       time.Duration `json:"at"`
 	Received time.Duration `json:"received"`
 	// Foreign and ForeignTokens are the requests and queued tokens on the engine that the ledger did not have when the
-	// report came. If a request has ended since the measurement began, only what the report before showed, too.
+	// report came. If a request has ended since the measurement began, only load that the previous report showed counts.
 	Foreign       int64   `json:"foreign"`
 	ForeignTokens int64   `json:"foreign_tokens"`
 	KVUsage       float64 `json:"kv_usage"`
 	Running       int64   `json:"running"`
 	Waiting       int64   `json:"waiting"`
 	Seq           uint64  `json:"seq"`
-	// Seen is Foreign as this report alone shows it, Before the ForeignTokens of the last one; Full is what two reports
-	// in a row say about the KV cache, Nearly what this one says; see Router.saturated.
+	// Seen is Foreign by this report alone, Before the ForeignTokens of the last one. Full is set if two consecutive
+	// reports show a full KV cache, Nearly if this one does; see Router.saturated.
 	Seen   int64 `json:"seen,omitempty"`
 	Before int64 `json:"before,omitempty"`
 	Nearly bool  `json:"nearly,omitempty"`
 	Full   bool  `json:"full,omitempty"`
-	// Started is above the Numbers of the reservations that the engine has started on: it reported no waiting requests
-	// after they were sent. Without it, requests that are not streamed would count as queued until they end.
+	// Started exceeds the Numbers of the reservations that the engine has started on, because it reported no waiting
+	// requests after they were sent. Without it, requests that are not streamed would count as queued until they end.
 	Started uint64 `json:"started,omitempty"`
 }
 
@@ -124,7 +124,7 @@ func (p *reported) accepts(rep Report) bool {
 	return rep.At >= p.At
 }
 
-// set takes a report. active are the requests in the ledger, released is when the last one ended.
+// set stores a report. active is the number of requests in the ledger, released is when the last one ended.
 func (p *reported) set(now time.Duration, rep Report, active int64, released time.Duration, waitingTokens int64) {
 	old := *p
 	*p = reported{known: true, At: rep.At, Received: now, Seq: rep.Seq, Running: rep.Running, Waiting: rep.Waiting, KVUsage: rep.KVUsage}

@@ -20,7 +20,7 @@ const none32 = int32(-1)
 type Router struct {
 	config  Config
 	targets []target
-	// order is the used slots, worker by worker and rank by rank.
+	// order lists the used slots by worker and rank.
 	order    []kvindex.Slot
 	roles    [3]int
 	anyModel pool
@@ -35,10 +35,10 @@ type Router struct {
 	sharer        Sharer // nil for a router that shares nothing
 	others        others
 	staleReports  uint64
-	// judged is when targets were last judged, suspects how many are suspect.
+	// judged is when targets were last judged, suspects the number of suspect ones.
 	judged   time.Duration
 	suspects int
-	// judgeNext makes the next pick judge, whenever the last judgement was.
+	// judgeNext makes the next pick judge, regardless of judged.
 	judgeNext bool
 	// alive is the time of the last sign of life, 0 before the first call of Awake.
 	alive time.Duration
@@ -110,7 +110,7 @@ func (r *Router) Pick(now time.Duration, q *Query, overlaps []Overlap, ex *Expla
 	return plan, err
 }
 
-// pickWhole is Pick where one target serves the request whole.
+// pickWhole is Pick where one target serves the complete request.
 func (r *Router) pickWhole(now time.Duration, q *Query, ex *Explanation) (Plan, error) {
 	c, err := r.choose(now, q, request{leg: mainLeg, pool: Both, policy: &r.config.Policy, worker: none32}, ex)
 	if err != nil {

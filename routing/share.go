@@ -6,8 +6,8 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// Sharer gets this router's own changes, for other replicas. Its methods are called during
-// the router's, and must not call the router.
+// Sharer receives this router's own changes, for other replicas. Its methods are called by the router's methods and
+// must not call the router.
 type Sharer interface {
 	// Booked is called for a new booking, and again with the same id if it moved to another
 	// target. Booking.Replica is not set.
@@ -16,18 +16,18 @@ type Sharer interface {
 	Progressed(id ReservationID, phase uint8)
 	// Released is called once for each booking that Booked was called for.
 	Released(id ReservationID)
-	// Used is called when a request uses a conversation, which is bound to the target; bound reports that it was not
-	// bound to it before. tail is the hash of the last block of the prompt, by which others recognise the conversation
+	// Used is called when a request uses a conversation, which is then bound to the target; bound reports that the
+	// binding is new. tail is the hash of the last block of the prompt, by which others recognise the conversation
 	// without an id; 0 for none. turns is the number of its turns that count for the share of returning conversations.
 	Used(leg int, key Key, tail uint64, turns uint32, target kvindex.Target, bound bool)
-	// Added is called for a new target: bookings and conversations that named it can be copied now.
+	// Added is called for a new target: bookings and conversations that name it can now be copied.
 	Added(target kvindex.Target)
 }
 
-// Share makes the router call s for its own changes from now on; nil ends that.
+// Share makes the router call s for its own changes from now on; nil stops it.
 func (r *Router) Share(s Sharer) { r.sharer = s }
 
-// others is what a router knows of the replicas that it shares with.
+// others holds what a router knows about the replicas that it shares with.
 type others struct {
 	Place    int           `json:"place"`
 	Replicas int           `json:"replicas"`
@@ -40,12 +40,12 @@ func (r *Router) Among(place, replicas int, delay time.Duration) {
 	r.others = others{place, replicas, delay}
 }
 
-// concurrent reports whether other replicas may not know yet what was decided at then.
+// concurrent reports whether other replicas may not know yet of a decision made at then.
 func (r *Router) concurrent(now, then time.Duration) bool {
 	return r.others.Replicas > 1 && now-then < r.others.Delay
 }
 
-// shareBooking tells of a booking that was made, by choices for its legs, or moved.
+// shareBooking reports a booking that was made, by choices for its legs, or moved.
 func (r *Router) shareBooking(id ReservationID, choices ...*choice) {
 	if res := r.ledger.get(id); res == nil || !r.shares(res) {
 		return
@@ -92,8 +92,7 @@ func (r *Router) RemotePhase(now time.Duration, replica string, id ReservationID
 	return phase(to) == decoding && r.FirstToken(now, local)
 }
 
-// RemoteForget ends a copy of another replica's booking whose real end is not known: the
-// wait of its target for a first token is not judged.
+// RemoteForget ends a copy of another replica's booking without judging its target, because its real end is not known.
 func (r *Router) RemoteForget(now time.Duration, replica string, id ReservationID) bool {
 	local := r.remotes.byKey[remoteKey{replica, id}]
 	if res := r.ledger.get(local); res != nil {
@@ -121,13 +120,13 @@ func (r *Router) BindRemote(leg int, key Key, tail uint64, turns uint32, target 
 	e := &table.entries[at]
 	e.turns = max(e.turns, min(turns, countedTurns))
 	if tail != 0 && (e.path == none || table.steps[e.path].hash != tail) {
-		// A later turn begins with all blocks up to the tail, so that the tail alone finds it.
+		// A later turn begins with all blocks up to the tail, so the tail alone identifies it.
 		table.setPath(at, []uint64{tail})
 	}
 	return true
 }
 
-// BoundTo is the number of conversations that are bound to a target.
+// BoundTo is the number of conversations bound to a target.
 func (r *Router) BoundTo(slot kvindex.Slot) (n int64) {
 	for leg := range r.conversations {
 		if c := &r.conversations[leg]; int(slot) < len(c.bound) {

@@ -7,26 +7,26 @@ import (
 	"time"
 )
 
-// Unmet is what is done with a request whose target for the first token no target is predicted to meet.
+// Unmet selects what happens to a request whose TTFT no target is predicted to meet.
 type Unmet string
 
 const (
 	// UnmetRoute places it by the policy.
 	UnmetRoute Unmet = "route"
-	// UnmetQueue holds it until the target that the policy chooses has no prompt to compute, so
-	// that it does not delay those that can be met.
+	// UnmetQueue holds it until the target that the policy chooses has no prompt to compute, so that it does not delay
+	// requests that can still be in time.
 	UnmetQueue Unmet = "queue"
 	// UnmetRefuse refuses it with an UnmetError.
 	UnmetRefuse Unmet = "refuse"
 )
 
-// retryOverdue is how often a target is tried although an overdue first token makes it miss Query.TTFT: the first token of
-// another request may show that only the overdue request hangs.
+// retryOverdue is how often a target is tried although an overdue first token makes it miss Query.TTFT: another
+// request's first token may show that only the overdue request hangs.
 const retryOverdue = 2 * time.Second
 
-// UnmetError means that no target is predicted to give the first token in time.
+// UnmetError means that no target is predicted to produce the first token in time.
 type UnmetError struct {
-	// TTFT is the request's target. Best is the lowest prediction of any target, the request's wait so far included.
+	// TTFT is the request's limit. Best is the lowest prediction for any target, including the request's wait so far.
 	TTFT, Best time.Duration
 	// RetryAfter is when the best target is expected to meet it, 1 s to 30 s.
 	RetryAfter time.Duration

@@ -14,8 +14,8 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// State is everything of a Router that a decision depends on. It is for debugging: the
-// JSON form may change in every version.
+// State is all of a Router's state that a decision depends on. It is for debugging: the JSON form may change in every
+// version.
 type State struct {
 	Config        Config                       `json:"config"`
 	Targets       []TargetState                `json:"targets"`
@@ -38,7 +38,7 @@ type TargetState struct {
 	Slot kvindex.Slot `json:"slot"`
 	Info TargetInfo   `json:"info"`
 	Warm bool         `json:"warm,omitempty"`
-	// Held is the prompt tokens of the waiting requests that the target is reserved for.
+	// Held is the number of prompt tokens of the waiting requests that the target is reserved for.
 	Held int64 `json:"held,omitempty"`
 	// Health is what the target's answers have shown.
 	Health health `json:"health,omitzero"`
@@ -48,7 +48,7 @@ type TargetState struct {
 	Report *reported `json:"report,omitempty"`
 }
 
-// PoolState is what is remembered of a model's requests; Model is "" for requests without one.
+// PoolState is what is known about a model's requests; Model is "" for requests without one.
 type PoolState struct {
 	Model string `json:"model"`
 	// Cursor is the next position in Router.order, per leg.
@@ -56,9 +56,9 @@ type PoolState struct {
 	Starts [numLegs]starts `json:"starts,omitzero"`
 	// Rotation counts picks, per leg, for ties that rotate.
 	Rotation [numLegs]uint32 `json:"rotation"`
-	// Returning is the share of turns whose conversation was known, a moving mean over about returningOver of those that
-	// conversations.countTurn counts, per leg. Alone is the share of the turns that begin a conversation. Both are 0 at
-	// first: neither is high before enough turns were seen.
+	// Returning is the share of turns whose conversation was known, a moving mean over about returningOver of those
+	// that conversations.countTurn counts, per leg. Alone is the share of turns that begin a conversation. Both start
+	// at 0, so neither is high before enough turns were seen.
 	Returning [numLegs]float64 `json:"returning"`
 	Alone     [numLegs]float64 `json:"alone,omitzero"`
 	Grown     [numLegs]growth  `json:"grown,omitzero"`
@@ -193,7 +193,7 @@ func (c *conversations) arrange(node SharedState) {
 // maxImportedSlot bounds what a state from outside can make a router allocate.
 const maxImportedSlot = 1 << 16
 
-// importState returns a router in the given state: it decides as the exported one did.
+// importState returns a router in the given state, which decides as the exported one did.
 func importState(s *State) (*Router, error) {
 	if s == nil {
 		return nil, errors.New("import: there is no state")
@@ -314,7 +314,7 @@ func (r *Router) importLedger(s *State) error {
 	return nil
 }
 
-// Decision is a decision with everything needed to repeat it.
+// Decision is a recorded decision with everything needed to repeat it.
 type Decision struct {
 	State    *State        `json:"state"`
 	Now      time.Duration `json:"now"`
@@ -359,7 +359,7 @@ func (s *ConversationState) UnmarshalJSON(text []byte) error {
 	return strict(text, (*plain)(s))
 }
 
-// strict refuses keys that it does not know: a record of a version with other keys must not be decided again without them.
+// strict refuses unknown keys: a record of a version with other keys must not be repeated without them.
 func strict(text []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()

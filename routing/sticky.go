@@ -98,14 +98,14 @@ func (d *decision) at(slot kvindex.Slot) *candidate {
 	return nil
 }
 
-// aside reports whether a conversation's home, which is not a candidate, is only busy or suspect: the binding stays then.
+// aside reports whether a conversation's home, which is not a candidate, is only busy or suspect: the binding stays.
 func (d *decision) aside(home kvindex.Slot) bool {
 	reason, t := d.reasonAt(home), &d.r.targets[home]
 	return reason.busy() || reason == eligible && t.health.avoided(d.now, d.out.key) && (d.req.policy.Sticky.Mode == StickyTarget ||
 		!slices.ContainsFunc(d.cands, func(c candidate) bool { return c.worker == t.worker }))
 }
 
-// reasonAt returns why a target is not eligible. One that is only busy keeps its conversations.
+// reasonAt returns why a target is not eligible. A busy target keeps its conversations.
 func (d *decision) reasonAt(slot kvindex.Slot) Reason {
 	t := &d.r.targets[slot]
 	c := candidate{slot: slot}

@@ -14,7 +14,7 @@ import (
 // for the first token much longer than the others take for as many tokens, or while its answers keep failing. New
 // requests avoid a suspect target unless nothing else is eligible; now and then one may try it.
 const (
-	// suspectFactor is how many times longer than its group's median, per token, the wait of a suspect target is.
+	// suspectFactor is how many times its group's median a target's wait per token must be to make it suspect.
 	suspectFactor = 10
 	// suspectFailures is the number of failed answers in a row that make a target suspect.
 	suspectFailures = 5
@@ -32,13 +32,13 @@ const (
 type wait struct {
 	Since time.Duration `json:"since"`
 	Took  time.Duration `json:"took"`
-	// Pace is Took in seconds, divided by the tokens that had to be computed before the first token.
+	// Pace is Took in seconds per token that had to be computed before the first token.
 	Pace float64 `json:"pace"`
 }
 
 // health is what the answers of a target have shown.
 type health struct {
-	// Pace is the wait per token of the request whose first token came last, 0 if none came since the target was suspect.
+	// Pace is the wait per token of the request with the latest first token, 0 if none came since the target was suspect.
 	Pace float64 `json:"pace,omitempty"`
 	// Heard is when the last first token came, Answered when the youngest request with a first token was booked.
 	// Requests booked before that were overtaken: their wait says nothing about the target.
@@ -49,7 +49,7 @@ type health struct {
 	// Failures counts failed answers in a row, Broken those in a row that the engine broke off.
 	Failures int32 `json:"failures,omitempty"`
 	Broken   int32 `json:"broken,omitempty"`
-	// Blamed is the conversation of all failed answers in the row, zero if they are of several or of none.
+	// Blamed is the conversation of all failures in a row, zero if they belong to several or to none.
 	Blamed Key `json:"blamed,omitzero"`
 	// Suspect is why the target is avoided, and Probe when it may get a request again.
 	Suspect string        `json:"suspect,omitempty"`
@@ -60,7 +60,7 @@ type health struct {
 }
 
 // Suspect returns why new requests avoid a target: "no first token" or "failures". It returns "" if they do not, if
-// only those of one conversation do, and if none has tried the target for probeEvery, as of the last call of Awake.
+// only those of one conversation do, and if none has tried the target for probeEvery, as of the last Awake.
 func (r *Router) Suspect(slot kvindex.Slot) string {
 	if t := r.at(slot); t != nil && t.health.avoided(r.alive, Key{}) {
 		return t.health.Suspect
@@ -90,8 +90,8 @@ func (r *Router) PrefillFailed(id ReservationID) {
 	}
 }
 
-// Refused tells the router that the answer to a request does not come from a computed prompt
-// (status 4xx): its first token teaches nothing. Call it before FirstToken.
+// Refused tells the router that the engine refused a request (status 4xx) without computing it, so that its first token
+// is not learned from. Call it before FirstToken.
 func (r *Router) Refused(id ReservationID) {
 	if res := r.ledger.get(id); res != nil {
 		r.withdraw(res)
@@ -112,8 +112,8 @@ func (r *Router) failed(t *target, res *reservation) {
 	}
 }
 
-// BrokenOff tells the router whether the engine broke off an answer that had begun, which only Envoy's access log knows,
-// after the reservation was released. It returns broken: after a broken answer, report whole ones too.
+// BrokenOff tells the router whether the engine broke off an answer that had begun, which only Envoy's access log
+// shows, after the reservation was released. It returns broken: after a broken answer, report complete ones too.
 // Unknown targets are ignored.
 func (r *Router) BrokenOff(slot kvindex.Slot, target kvindex.Target, broken bool) bool {
 	t := r.at(slot)
@@ -129,13 +129,13 @@ func (r *Router) BrokenOff(slot kvindex.Slot, target kvindex.Target, broken bool
 	return false
 }
 
-// whole notes an answer that was not broken off: the count of broken ones starts anew.
+// whole records an answer that was not broken off, which resets the count of broken ones.
 func (r *Router) whole(t *target) {
 	t.health.Broken = 0
 	r.absolve(t)
 }
 
-// absolve makes a target that was suspect for failures no longer suspect, once too few failures in a row are left.
+// absolve ends the suspicion of a target once too few failures in a row are left.
 func (r *Router) absolve(t *target) {
 	if h := t.health; (h.Suspect == failingTarget || h.Suspect == failingOne) && h.failures() < suspectFailures {
 		t.health.Suspect = ""
@@ -143,10 +143,10 @@ func (r *Router) absolve(t *target) {
 	}
 }
 
-// failures is the failed answers in a row, of whichever kind.
+// failures is the number of failed answers in a row, of any kind.
 func (h *health) failures() int32 { return max(h.Failures, h.Broken) }
 
-// ofOne reports whether all failures in a row are of one conversation.
+// ofOne reports whether all failures in a row belong to one conversation.
 func (h *health) ofOne() bool { return h.Blamed != (Key{}) && h.Broken < suspectFailures }
 
 // AwakeEvery is how often to call Awake.
@@ -162,7 +162,7 @@ func (r *Router) Awake(now time.Duration) {
 	r.awake(now)
 }
 
-// awake notes a sign of life. After a pause it moves the times of all waits by its length.
+// awake records a sign of life. After a pause it moves the times of all waits by its length.
 func (r *Router) awake(now time.Duration) {
 	from, pause := r.alive, now-r.alive
 	if from == 0 || pause <= 0 {
@@ -191,7 +191,7 @@ func (r *Router) awake(now time.Duration) {
 	}
 }
 
-// waitsFor returns the target that owes the reservation its next step, nil if none does.
+// waitsFor returns the target that a reservation waits for, nil for none.
 func (r *Router) waitsFor(res *reservation) *target {
 	switch res.Phase {
 	case computing:
@@ -209,7 +209,7 @@ func (r *Router) waitOf(now time.Duration, res *reservation, t *target) wait {
 	return wait{res.Since, took, took.Seconds() * t.speed / float64(res.Owed+suspectBase)}
 }
 
-// answered notes that a target, which may be nil, has done what a reservation waited for.
+// answered records that a target, which may be nil, has done what a reservation waited for.
 func (r *Router) answered(now time.Duration, res *reservation, t *target) {
 	r.awake(now)
 	if t == nil || res.Failed || res.Lookup || res.Idle {
@@ -224,8 +224,8 @@ func (r *Router) answered(now time.Duration, res *reservation, t *target) {
 	}
 }
 
-// ended notes how a reservation ended. The end of a copy shows neither a failure nor a wait: it
-// may be dropped because its replica is gone.
+// ended records how a reservation ended. The end of a copy shows neither a failure nor a wait, because a copy is also
+// dropped when its replica is gone.
 func (r *Router) ended(now time.Duration, res *reservation) {
 	r.awake(now)
 	if res.Failed || res.Lookup || res.Idle || res.remote.key.replica != "" {
@@ -240,7 +240,7 @@ func (r *Router) ended(now time.Duration, res *reservation) {
 	}
 }
 
-// worked notes a good answer, or a prefill that was computed.
+// worked records a good answer or a computed prefill.
 func (r *Router) worked(t *target) {
 	t.health.Failures, t.health.Blamed = 0, Key{}
 	r.absolve(t)
@@ -293,7 +293,7 @@ func (r *Router) judge(now time.Duration) {
 	}
 }
 
-// judgeGroup judges targets that are alike, in order of their waits per token.
+// judgeGroup judges comparable targets, in order of their waits per token.
 func (r *Router) judgeGroup(now time.Duration, group []kvindex.Slot) {
 	asked, _ := slices.BinarySearchFunc(group, 0, func(s kvindex.Slot, _ int) int {
 		return cmp.Compare(r.targets[s].health.slowest(), 1e-12)
@@ -316,7 +316,7 @@ func (r *Router) judgeGroup(now time.Duration, group []kvindex.Slot) {
 		switch w := h.Worst; {
 		case h.failures() >= suspectFailures && !h.ofOne() && 2*good >= len(group):
 			h.Suspect = failingTarget
-		// Only if another target has answered a request that was booked later: otherwise all of them are slow.
+		// It requires that another target has answered a request that was booked later: otherwise all are slow.
 		case w.Took >= r.config.SuspectAfter && w.Pace > suspectFactor*limit && w.Since < answered:
 			h.Suspect = silentTarget
 		case h.failures() >= suspectFailures && h.ofOne():
@@ -340,7 +340,7 @@ func (r *Router) judgeGroup(now time.Duration, group []kvindex.Slot) {
 	}
 }
 
-// slowest is the worse of the last first token's pace and of the wait under way.
+// slowest is the longer wait per token: of the last first token, or of the present wait.
 func (h *health) slowest() float64 { return max(h.Pace, h.Worst.Pace) }
 
 // model is the first name that a target serves.

@@ -41,10 +41,10 @@ func (r Role) String() string {
 type TargetInfo struct {
 	kvindex.Target `json:"target"`
 	Role           Role `json:"role,omitempty"`
-	// Models are the names (adapters too) that the target serves. None means that the
-	// list is not known, and that the target may get requests for every model.
+	// Models are the names (adapters too) that the target serves. Without names the list is unknown, and the target may
+	// get requests for every model.
 	Models []string `json:"models,omitempty"`
-	// Ready is false while the worker's health check fails or has not passed yet.
+	// Ready is true while the worker passes its health check.
 	Ready bool `json:"ready,omitempty"`
 	// Draining targets get no new requests.
 	Draining bool `json:"draining,omitempty"`
@@ -68,7 +68,7 @@ type target struct {
 	// role and state are copied from info to share a cache line.
 	role  Role
 	state Reason
-	// gen counts the targets that had this slot: a booking of an earlier one is void.
+	// gen counts the targets that had this slot: bookings of earlier ones are void.
 	gen    uint32
 	worker int32
 	pos    int32 // in Router.order
@@ -79,8 +79,8 @@ type target struct {
 	key  uint64
 	info TargetInfo
 	name string // of info.Target
-	// health is a pointer, to keep targets small: decisions read it only while targets are suspect. It
-	// is nil in unused slots.
+	// health is a pointer to keep targets small: decisions read it only while targets are suspect. It is nil in free
+	// slots.
 	health *health
 	// startedTokens is the part of load.Queue that the engine has started on, see
 	// reported.Started; booked and released are when the last request was booked and when one ended.
@@ -117,16 +117,15 @@ func (s *SlotSet) Has(slot kvindex.Slot) bool {
 // Reset empties the set and keeps its memory.
 func (s *SlotSet) Reset() { clear(s.bits) }
 
-// pool is the targets of a model with its round-robin cursors. Cursors belong to a
-// model: requests for other models must not move them.
+// pool holds the targets of a model with its round-robin cursors, which requests for other models must not move.
 type pool struct {
 	slots SlotSet
 	size  int
 	PoolState
 }
 
-// starts has when this replica last placed a new conversation of a leg by round robin, and when it last received one that
-// another replica placed so. Own reports that it ignores the others' cursors, because they arrive too late.
+// starts records when this replica last placed a new conversation of a leg by round robin, and when it last received
+// one from another replica. Own reports that it ignores the others' cursors, because they arrive too late.
 type starts struct {
 	Placed time.Duration `json:"placed,omitempty"`
 	Heard  time.Duration `json:"heard,omitempty"`
@@ -135,8 +134,8 @@ type starts struct {
 
 const returningOver = 512
 
-// growth has what conversations computed after their first turns, and the number of first turns; both decay over about
-// growthOver of the turns that conversations.countTurn counts here. Each replica sees a part of the same traffic.
+// growth holds the tokens that conversations computed after their first turns, and the number of first turns. Both
+// decay over about growthOver turns counted by conversations.countTurn here. Each replica sees a part of the traffic.
 type growth struct {
 	Tokens float64 `json:"tokens,omitempty"`
 	Firsts float64 `json:"firsts,omitempty"`
@@ -329,7 +328,7 @@ func (r *Router) shift(at int, by int32) {
 	}
 }
 
-// pools returns those of all models and that of requests without one.
+// pools returns the pools of all models, and the one of requests without a model.
 func (r *Router) pools() []*pool { return append(slices.Collect(maps.Values(r.models)), &r.anyModel) }
 
 // Lists reports whether a target lists the model.

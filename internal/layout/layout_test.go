@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83724
+	totalLimit = 83723
 	totalGoal  = 62000
 )
 
@@ -33,7 +33,7 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 22034, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 22033, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28684, 22000, []string{"internal/tokens"}},
 	{"fleet", 4733, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},

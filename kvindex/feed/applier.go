@@ -22,7 +22,7 @@ type applier struct {
 	targets  []kvindex.Target
 	counters *counters
 	removed  []kvindex.EngineHash // scratch space of part
-	// mu is that of the owner. Between the parts of a large batch Status can lock it.
+	// mu is the owner's mutex. Status can lock it between the parts of a large batch.
 	mu *guard
 }
 
@@ -90,7 +90,7 @@ func (a *applier) do(actions []Action) {
 	clear(actions) // the machine would keep the payload until its next input
 }
 
-// reported are the targets whose state and warnings the sink gets: those that batches have named so far, or else base.
+// reported returns the targets whose state and warnings the sink gets: those that batches have named so far, else base.
 func (a *applier) reported() []kvindex.Target {
 	if len(a.targets) == 0 {
 		return []kvindex.Target{a.base()}
@@ -210,8 +210,8 @@ func (a *applier) part(t kvindex.Target, b *Batch, c Cursor) {
 	}
 }
 
-// pass passes an event to the sink, a long one in pieces, between which others can change the index. It returns the
-// first error.
+// pass passes an event to the sink, a long one in pieces, so that others can change the index in between. It returns
+// the first error.
 func (a *applier) pass(t kvindex.Target, ev *kvindex.Event) (err error) {
 	tokens := len(ev.Tokens) > 0
 	for len(ev.Hashes) > maxPart && ev.Window == 0 && len(ev.Media) == 0 && (!tokens || len(ev.Tokens) == len(ev.Hashes)*ev.BlockSize) {
@@ -231,9 +231,9 @@ func (a *applier) pass(t kvindex.Target, ev *kvindex.Event) (err error) {
 	return cmp.Or(err, a.sink.Apply(t, ev))
 }
 
-// sameRemovals returns how many events from the first on remove blocks of one tier and group.
-// Engines publish one event for each block; removing them together means the same, because
-// nothing is stored in between, and takes the sink a fraction of the time.
+// sameRemovals returns how many of the first events remove blocks of one tier and group. Engines publish one event per
+// block; removing the blocks together is equivalent, because nothing is stored in between, and takes the sink a
+// fraction of the time.
 func sameRemovals(events []kvindex.Event) int {
 	n := 0
 	for n < len(events) && events[n].Kind == kvindex.Removed && events[n].Tier == events[0].Tier && events[n].Group == events[0].Group {
@@ -267,7 +267,7 @@ func (a *applier) target(rank int32) kvindex.Target {
 // and a polled one a machine and a decoder too.
 const maxRanks = 1024
 
-// wrongRank counts a batch of a rank that is not followed.
+// wrongRank counts a batch from a rank that the feed does not follow.
 func (a *applier) wrongRank(rank int32) {
 	a.counters.dropped[WrongRank]++
 	a.warnOnce(a.base(), WrongRank, fmt.Sprintf("batches name rank %d, the feed is configured for rank %d", rank, a.src.Rank))

@@ -361,8 +361,8 @@ func (d *Decoder) finish(tag []byte, e *blockEvent) bool {
 	return true
 }
 
-// learnGroup records the groups that are neither main attention nor have a window or a recurrent state:
-// removals do not carry the kind. own reports that the event tells of the engine's groups; a connector's that moves blocks to
+// learnGroup records the groups that are neither main attention nor have a window or a recurrent state: removals do not
+// carry the kind. own reports that the event describes the engine's groups; a connector's event that moves blocks to
 // another tier has neither group nor kind.
 func (d *Decoder) learnGroup(e *blockEvent, own bool) {
 	if own && !d.several && (e.group != 0 || slidingWindow(e) == 0) {
@@ -380,8 +380,8 @@ func (d *Decoder) learnGroup(e *blockEvent, own bool) {
 	}
 }
 
-// fromItsFirst reports whether an event of a window's group has all blocks, or all but the last, whose tokens it drops then:
-// vLLM keeps as many blocks as a window needs up to the last that ends before a prompt's last token.
+// fromItsFirst reports whether an event of a window's group has all blocks, or all but the last, whose tokens it then
+// drops: vLLM keeps the blocks that a window needs, up to the last one that ends before a prompt's last token.
 func (e *blockEvent) fromItsFirst() bool {
 	n := int64(len(e.hashes))
 	if int64(len(e.tokens)) == (n+1)*e.blockSize && n*e.blockSize < e.window-1 {
@@ -396,8 +396,7 @@ func checkStored(e *blockEvent) Reason {
 	case len(e.hashes) == 0:
 		return Placeholder
 	case len(e.tokens) == 0:
-		// Known blocks that are now on another tier too (offloading); the index finds them by
-		// their hashes or refuses them.
+		// Known blocks that are now on another tier too (offloading); the index finds them by their hashes or refuses them.
 		e.blockSize, e.hasExtra = 0, false
 		return ""
 	case e.blockSize < 0 || e.blockSize > 1<<20 || int64(len(e.tokens)) != e.blockSize*int64(len(e.hashes)):

@@ -61,7 +61,7 @@ type Decoder struct {
 	fault error
 	// otherGroups are the groups known not to be main attention.
 	otherGroups map[int32]bool
-	// several: there are other groups than one with a sliding window; lone: such a one was taken as main attention.
+	// several is set if there are groups besides one with a sliding window, lone if that one was taken as main attention.
 	several, lone bool
 	trt           trtState
 }
@@ -126,8 +126,8 @@ func (d *Decoder) part() (*Batch, error) {
 	return d.whole(), d.fault
 }
 
-// whole returns the batch. If all layers of a model have one window, its group is main attention: a target that has all
-// blocks of a prefix has the window before its end. Events that lack blocks say nothing then.
+// whole returns the batch. If all layers of a model have one window, its group counts as main attention: a target that
+// has all blocks of a prefix has the window before its end. Events that lack blocks are then dropped.
 func (d *Decoder) whole() *Batch {
 	if d.several {
 		return &d.batch
@@ -151,11 +151,12 @@ func (d *Decoder) whole() *Batch {
 // A payload of 64 MiB may have needed buffers of a gigabyte.
 const maxKept = 1 << 17
 
-// Payloads of more than maxWhole bytes are decoded in parts, because decoded events may take 20 times the bytes. A part
-// ends with the event that brings it to maxPart. An event with more hashes or tokens than these bounds is malformed.
+// Payloads of more than maxWhole bytes are decoded in parts, because decoded events may take 20 times as much memory. A
+// part ends with the event that brings it to maxPart. An event with more hashes or tokens than these bounds is
+// malformed.
 const maxWhole, maxPart, maxHashes, maxTokens = 128 << 10, maxKept / 16, 8 * maxKept, 64 * maxKept
 
-// trim gives up the payload, what events refer to, and buffers that are larger than usual payloads need.
+// trim releases the payload, what events refer to, and buffers that are larger than usual payloads need.
 func (d *Decoder) trim() {
 	clear(d.batch.Events)
 	if d.left == 0 {
@@ -268,7 +269,7 @@ func (d *Decoder) next(r *msgpack.Reader) error {
 	if d.event(r) {
 		return nil
 	}
-	// Whatever is wrong inside an event, the next one starts after it.
+	// Even if an event is invalid, the next one starts after it.
 	*r = at
 	d.drop(Malformed)
 	if err := r.Skip(); err != nil {

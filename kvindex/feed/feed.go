@@ -36,7 +36,7 @@ type Feed struct {
 	replays  sync.WaitGroup
 	// stopReplay closes the running replay's connection.
 	stopReplay context.CancelFunc
-	// newest is the replay that was asked for last, nil if none runs.
+	// newest is the replay that was requested last, nil if none runs.
 	newest *replay
 }
 
@@ -275,7 +275,7 @@ func (f *Feed) read(ctx context.Context, c *zmtp.Conn) error {
 	}
 }
 
-// tell performs what the machine answers to an input.
+// tell performs the actions that the machine returns for an input.
 func (f *Feed) tell(input func() []Action) {
 	f.mu.enter()
 	defer f.mu.leave()
@@ -300,8 +300,8 @@ type replay struct {
 	ctx context.Context
 }
 
-// startReplay runs a replay concurrently with the subscription, once the one before has ended: however often an engine
-// restarts, one goroutine replays. The caller holds the lock.
+// startReplay runs a replay concurrently with the subscription, after the previous one has ended: one goroutine
+// replays, however often an engine restarts. The caller holds the lock.
 func (f *Feed) startReplay(ctx context.Context, a Action) {
 	f.stopReplay()
 	if f.closed {
@@ -317,7 +317,7 @@ func (f *Feed) startReplay(ctx context.Context, a Action) {
 	}
 }
 
-// replayNewest reports whether another replay was asked for meanwhile.
+// replayNewest runs the newest replay and reports whether another one was requested meanwhile.
 func (f *Feed) replayNewest() bool {
 	f.mu.Lock()
 	r := f.newest
@@ -398,8 +398,8 @@ func acquire(ctx context.Context, limits []*semaphore.Weighted) (release func(),
 	return release, nil
 }
 
-// inbox is a connection on which a large batch has places in Source.Large from before it is received until the next
-// message is asked for.
+// inbox is a connection on which a large batch occupies places in Source.Large from before its receipt until the next
+// message is requested.
 type inbox struct {
 	*zmtp.Conn
 	release func()

@@ -432,7 +432,7 @@ const perPending = 64
 
 func (m *Machine) dropPending() { m.pending, m.pendingBytes, m.overflowed = nil, 0, false }
 
-// settle applies the waiting batches, after a replay has ended (ok) or was given up. A batch after a further gap waits
+// settle applies the waiting batches after a replay has ended (ok) or was abandoned. A batch after a further gap waits
 // for another replay if the last one made progress; otherwise the missing batches are lost.
 func (m *Machine) settle(ok bool) {
 	m.attempt = 0

@@ -21,7 +21,7 @@ import (
 // at its position, if its batches prove to come from the same engine; only the newest stream of a publisher is active.
 type PushServer struct {
 	kvlanev1.UnimplementedKVEventsServer
-	// Large are as those of a Source, but a batch has been received when it acquires them. Set them before serving.
+	// Large is as in Source, except that a batch acquires its places after it was received. Set it before serving.
 	Large  []*semaphore.Weighted
 	accept func(*kvlanev1.Hello) (Sink, error)
 
@@ -89,7 +89,7 @@ func (s *PushServer) Finished(t kvindex.Target, silent bool) bool {
 	return true
 }
 
-// Statuses returns the counters of all publishers.
+// Statuses returns the status of each publisher.
 func (s *PushServer) Statuses() []Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,7 +105,7 @@ func (s *PushServer) Statuses() []Status {
 	return all
 }
 
-// Pushes reports whether a relay has connected for t since its worker was last forgotten.
+// Pushes reports whether a relay has connected for t since the last Forget of its worker.
 func (s *PushServer) Pushes(t kvindex.Target) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

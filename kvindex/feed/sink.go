@@ -20,14 +20,15 @@ type Sink interface {
 	Warn(t kvindex.Target, why Reason, detail string)
 }
 
-// Turner is a Sink whose feeds handle batches one after the other, such as those of one worker.
+// Turner is a Sink whose feeds, such as those of one worker, process batches one at a time.
 type Turner interface {
 	Sink
-	// Turn returns the lock that a feed holds meanwhile. It is always the same.
+	// Turn returns the lock that a feed holds while it processes a batch. It is always the same.
 	Turn() *sync.Mutex
 }
 
-// guard protects machines: turn is held while they are told something and act, the mutex also while their state is read.
+// guard protects machines: turn is held while they get input and their actions run, the mutex also while their state is
+// read.
 type guard struct {
 	sync.Mutex
 	turn *sync.Mutex
@@ -50,7 +51,7 @@ func (g *guard) leave() {
 	g.turn.Unlock()
 }
 
-// silent calls do, which reports a request without events, unless a batch is being handled.
+// silent calls do, which reports a request without events, unless a batch is being processed.
 func (g *guard) silent(do func()) {
 	if g.turn.TryLock() {
 		defer g.leave()

@@ -57,12 +57,13 @@ type Source struct {
 	ReplayTotal, ReplayIdle time.Duration
 	// Replays limit the concurrent replays, such as those of a worker and those of the process. They are acquired in order.
 	Replays []*semaphore.Weighted
-	// Large limit the batches of more than LargeBatch bytes that are received or handled at a time; acquired as Replays.
+	// Large limits the batches of more than LargeBatch bytes that are received or processed concurrently; acquired as
+	// Replays.
 	Large []*semaphore.Weighted
 }
 
-// LargeBatch is the bytes above which a batch needs a place in Source.Large; engines send less. Its sender loses the place,
-// and its connection, if it takes longer than largeWithin to send the batch.
+// LargeBatch is the size in bytes above which a batch needs a place in Source.Large; engines send less. A sender that
+// takes longer than largeWithin for the batch loses the place and its connection.
 const LargeBatch = 1 << 20
 
 var largeWithin = 10 * time.Second // shorter in tests

@@ -6,9 +6,8 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// tierNamed maps engines' names of storage media to tiers: vLLM (GPU, CPU, and its connectors'
-// STORAGE, FS, OBJ), SGLang's HiCache (CPU_PINNED, DISK, EXTERNAL) and the names of relays. Here
-// and below a switch costs each event less than a map.
+// tierNamed maps engines' names of storage media to tiers: vLLM (GPU, CPU, and its connectors' STORAGE, FS, OBJ),
+// SGLang's HiCache (CPU_PINNED, DISK, EXTERNAL) and the names of relays. Here and below a switch is faster than a map.
 func tierNamed(medium string) (kvindex.Tier, bool) {
 	switch medium {
 	case "", "GPU", "DEVICE":

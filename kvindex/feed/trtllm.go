@@ -231,7 +231,7 @@ const minBlockText, maxBlockText, maxMMKeys = 16, 256 << 10, 1024
 
 var errTRTSize = errors.New("feed: not the size of an engine's blocks")
 
-// UnmarshalJSON refuses what is too short or too long for a block.
+// UnmarshalJSON refuses values that are too short or too long for a block.
 func (b *trtBlock) UnmarshalJSON(text []byte) error {
 	type plain trtBlock
 	if len(text) < minBlockText || len(text) > maxBlockText {

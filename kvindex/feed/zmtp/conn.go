@@ -31,9 +31,9 @@ type Options struct {
 	// time the connection is closed. Peers older than ZMTP 3.1 do not support PING and may be
 	// silent indefinitely (TCP keep-alive detects dead ones). Default 15 s.
 	Heartbeat time.Duration
-	// Gather is the shortest time between reads while messages come fast, so that one wake-up serves all messages of
-	// that time. A message is not delayed if it comes at least 2 * Gather after the one before, if part of it has
-	// arrived, or after a read of gatherBelow bytes or more. Default 2 ms, negative for none.
+	// Gather is the shortest time between reads while messages come fast, so that one wake-up serves all messages that
+	// arrive in that time. A message is not delayed if it comes at least 2 * Gather after the one before, if part of it
+	// has arrived, or after a read of gatherBelow bytes or more. Default 2 ms, negative for none.
 	Gather time.Duration
 }
 
@@ -298,7 +298,7 @@ func (c *Conn) fill(deadline time.Time) error {
 		if last {
 			until = deadline
 		}
-		// Setting a deadline costs as much as a small message: one up to a quarter of a heartbeat early will do.
+		// Setting a deadline costs as much as a small message, so one that is up to a quarter of a heartbeat early is kept.
 		if last || until.Sub(c.until) > c.opt.Heartbeat/4 {
 			if err := c.nc.SetReadDeadline(until); err != nil {
 				return fmt.Errorf("zmtp: %w", err)

@@ -1,6 +1,6 @@
-// Package zmtp is a client of ZMTP 3 (the protocol of ZeroMQ sockets) with what event feeds
-// need: a SUB socket that connects or is connected to, and a DEALER socket that requests a
-// replay. It supports the NULL mechanism, over tcp and Unix sockets (ipc).
+// Package zmtp is a client of ZMTP 3 (the protocol of ZeroMQ sockets) with what event feeds need: a SUB socket that
+// connects or listens, and a DEALER socket that requests a replay. It supports the NULL mechanism, over tcp and Unix
+// sockets (ipc).
 //
 // Frames are decoded in place in the read buffer: a Message refers to it and is valid until the next Recv. The buffer
 // starts small and grows with what the peer sends, so that a thousand quiet connections cost little.
