@@ -26,11 +26,11 @@ const (
 	BodyFullDuplex = "FULL_DUPLEX_STREAMED"
 )
 
-// DefaultPaths stands for InferencePaths in envoy.paths.
+// DefaultPaths represents InferencePaths in envoy.paths.
 const DefaultPaths = "default"
 
-// InferencePaths returns the paths with which clients generate, embed, rank and count: those of the OpenAI, Anthropic and Cohere
-// APIs, and of vLLM and SGLang. The other paths of engines change or show their state.
+// InferencePaths returns the paths with which clients generate, embed, rank and count: those of the OpenAI, Anthropic
+// and Cohere APIs, and of vLLM and SGLang. Other paths of engines change or reveal their state.
 func InferencePaths() []string {
 	return []string{
 		"/v1/chat/completions", "/v1/chat/completions/render", "/v1/completions", "/v1/completions/render", "/v1/responses", "/v1/responses/*",

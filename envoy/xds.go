@@ -32,11 +32,11 @@ type XDS struct {
 	done <-chan struct{}
 
 	mu sync.Mutex
-	// version is 0 until the first Set; Envoys get no answer before.
+	// version is 0 until the first Set; Envoys get no answer until then.
 	version uint64
 	current *anypb.Any
 	changed chan struct{} // closed and replaced on each change
-	// acked has the last version that the Envoy of a stream acknowledged.
+	// acked holds the last version that each stream's Envoy acknowledged.
 	acked map[discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer]uint64
 }
 
@@ -58,10 +58,9 @@ type Endpoints struct {
 	Spare []string // prefill workers: they can serve whole requests, at the cost of their actual task
 }
 
-// Set replaces the endpoints. Running answers of a removed endpoint continue; it gets no
-// new requests. Setting the same endpoints again has no effect. Addresses other than
-// "ip:port" are left out and named in the error; the others are set all the same. It returns when all connected Envoys
-// have acknowledged the endpoints, after 100 ms at the latest.
+// Set replaces the endpoints. Running answers of a removed endpoint continue; it gets no new requests. Setting the same
+// endpoints again has no effect. Addresses other than "ip:port" are left out and named in the error; the others are set
+// nevertheless. It returns when all connected Envoys have acknowledged the endpoints, after 100 ms at the latest.
 func (x *XDS) Set(e Endpoints) error {
 	var wrong []error
 	known := map[string]*endpointv3.LbEndpoint{}
@@ -177,7 +176,7 @@ func (x *XDS) StreamAggregatedResources(stream discoveryv3.AggregatedDiscoverySe
 			if err != nil {
 				return
 			}
-			// Requests for other types are not answered, as by any server without such resources.
+			// Requests for other types are not answered, like those to any server without such resources.
 			if r.GetTypeUrl() == endpointType && r.GetResponseNonce() == "" {
 				select {
 				case asked <- struct{}{}:

@@ -59,7 +59,7 @@ func clean(r *body.Request, everyID bool) []body.Edit {
 	return edits
 }
 
-// peerFields tell an engine, in addition to kv_transfer_params, where its peer is. All but the first two are SGLang's.
+// peerFields are further fields that tell an engine where its peer is. All but the first two are SGLang's.
 var peerFields = slices.Clip([]body.Field{
 	body.FieldECTransferParams, body.FieldDisaggregatedParams, body.FieldBootstrapHost, body.FieldBootstrapPort, body.FieldBootstrapRoom,
 	body.FieldDisaggPrefillDPRank, body.FieldBootstrapPairKey, body.FieldDecodeTPSize, body.FieldHTTPWorkerIPC,
@@ -68,8 +68,9 @@ var peerFields = slices.Clip([]body.Field{
 
 var named = []string{"transfer_params", "disaggregated_", "bootstrap_", "encoder_urls", "_mm_inputs", "num_items_", "kv_hints", "worker_ipc", "vllm_xargs", "cache_report_mode"}
 
-// MayName reports whether a body that cannot be parsed, or is not whole, might have one of these parameters: a key with
-// such a name, or a request id with an address. A name inside a text counts in UTF-16 only: there texts look like keys.
+// MayName reports whether a body that cannot be parsed, or is incomplete, might have one of these parameters: a key
+// with such a name, or a request id with an address. A name inside a text counts in UTF-16 only, where texts look like
+// keys.
 func MayName(raw []byte) bool {
 	has := func(text []byte) bool {
 		return slices.ContainsFunc(named, func(part string) bool { return bytes.Contains(text, []byte(part)) })
@@ -106,8 +107,8 @@ func MayName(raw []byte) bool {
 
 var plain = regexp.MustCompile(`charset="?(utf-8|us-ascii|iso-8859-1)`)
 
-// FormMayName is MayName for a form of a lower-case content type: vLLM reads vllm_xargs from audio forms. In encodings other than
-// those above, and in names that a * continues or encodes, it might be spelled in another way.
+// FormMayName is MayName for a form of a lower-case content type: vLLM reads vllm_xargs from audio forms. Other
+// encodings than those above, and names that a * continues or encodes, might spell it differently.
 func FormMayName(kind string, raw []byte) bool {
 	return strings.Count(kind, "charset") > len(plain.FindAllString(kind, -1)) || bytes.Contains(raw, []byte(body.FieldVLLMXArgs.String())) ||
 		bytes.Count(raw, []byte("name*")) > bytes.Count(raw, []byte("filename*"))

@@ -1,6 +1,6 @@
-// Package disagg implements the prefill/decode protocols of engines: what the prefill leg requests, what it answers,
-// and what the decode leg must carry then. There is one Protocol per connector, built from tables of fields; a Sender
-// sends prefill legs over HTTP. Whether a request is split, and which engine prefills, is decided elsewhere.
+// Package disagg implements the prefill/decode protocols of engines: what the prefill leg requests, what its answer
+// means, and what the decode leg must then carry. There is one Protocol per connector, built from tables of fields; a
+// Sender sends prefill legs over HTTP. Whether a request is split, and which engine prefills, is decided elsewhere.
 //
 //	p, err := disagg.New("nixl", disagg.Options{})
 //	x := &disagg.Exchange{Request: req, Path: path, ID: id, Prefill: a, Decode: b}

@@ -90,8 +90,8 @@ func (x *Exchange) Begin(prefill Side, u Unique) {
 	x.Prefill, x.Unique, x.snowflake = prefill, u, 0
 }
 
-// End takes the prefill engine's answer off the runner's Room. The caller calls it once it needs
-// neither the answer nor the failure any more.
+// End releases the prefill engine's answer from the runner's Room. Call it when neither the answer nor the failure is
+// needed any more.
 func (x *Exchange) End() { x.charge.free() }
 
 // number returns the attempt's number, the same on both legs.

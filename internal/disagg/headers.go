@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/internal/steering"
 )
 
-// dropped are the client's headers that do not belong on a prefill leg, in addition to those
-// that steer: framing, hop-by-hop headers, and what would change the answer's encoding.
+// dropped lists the client's headers that must not be on a prefill leg, in addition to steering headers: framing,
+// hop-by-hop headers, and those that would change the answer's encoding.
 var dropped = map[string]bool{
 	"host": true, "content-length": true, "transfer-encoding": true, "connection": true, "keep-alive": true, "te": true, "trailer": true,
 	"upgrade": true, "expect": true, "proxy-connection": true, "proxy-authorization": true, "accept-encoding": true, requestIDHeader: true,

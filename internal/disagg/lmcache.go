@@ -108,7 +108,7 @@ func appended(x *Exchange, first uint32) (Leg, error) {
 		case ok && n > 1:
 			edits = append(edits, setNumber(n-1, f.String()))
 		case ok:
-			// One token was requested and is there; nothing is left to decode after it.
+			// Only one token was requested, so nothing is left to decode.
 			return Leg{}, nil
 		}
 	}

@@ -27,8 +27,7 @@ type Protocol struct {
 	Always bool
 	// Named: the prefill request carries the decode engine's address, so decode cannot be re-targeted.
 	Named bool
-	// Portable: a prefill answer is valid for any decode engine, not only for the one that the
-	// prefill leg was built for.
+	// Portable: a prefill answer is valid for any decode engine, not only for the one that the prefill leg was built for.
 	Portable bool
 
 	// addressesInID: engines read the address of their peer from the request id.
@@ -36,7 +35,7 @@ type Protocol struct {
 	apis          []body.API
 	// arranged returns the parts of the protocol that a trusted client has set up itself, "" if none.
 	arranged func(r *body.Request) string
-	// single: a transfer has one consumer, so a request may have only one prompt and one answer.
+	// single: a transfer has one consumer, so a request may have only one prompt and one choice.
 	single bool
 	// refuses returns why a request cannot be split beyond the common reasons, "" if it can.
 	refuses func(r *body.Request, ids []uint32) string
@@ -123,8 +122,8 @@ func (p *Protocol) Refuses(r *body.Request, ids []uint32) string {
 	return ""
 }
 
-// Impossible returns why decode engines cannot serve a request at all, "" if they may. That is
-// so if the request cannot be split and decode engines cannot compute a prompt by themselves.
+// Impossible returns why decode engines cannot serve a request at all, "" if they can. They cannot if the request
+// cannot be split and they cannot compute a prompt by themselves.
 func (p *Protocol) Impossible(r *body.Request, ids []uint32) string {
 	if !p.Always || !slices.Contains(p.apis, r.API) || p.refuses == nil {
 		return ""

@@ -17,17 +17,17 @@ func (r *Room) Held() int64 { return r.held.Load() }
 
 var errNoRoom = errors.New("no room for prefill legs")
 
-// perByte is the memory of a byte that was read: at the end io.ReadAll holds its pieces and the joined copy.
+// perByte is the memory per byte read: at the end io.ReadAll holds its pieces and the joined copy.
 const perByte = 2
 
-// charge is what one request takes of a Room. It must not be copied.
+// charge is the memory that one request takes from a Room. It must not be copied.
 type charge struct {
 	room  *Room
 	bytes int64
 }
 
-// take adds bytes to the charge, where they stay until free, even after an error. It fails with errNoRoom above the bound,
-// except while nothing else is held.
+// take adds bytes to the charge, where they stay until free, even after an error. Above the bound it fails with
+// errNoRoom, unless nothing else is held.
 func (c *charge) take(bytes int64) error {
 	c.bytes += bytes
 	if all, most := c.room.held.Add(bytes), c.room.most.Load(); most > 0 && all > most && all > c.bytes {
@@ -36,7 +36,7 @@ func (c *charge) take(bytes int64) error {
 	return nil
 }
 
-// of returns a reader of src that takes what it reads, and fails as take does.
+// of returns a reader of src that charges what it reads, and fails as take does.
 func (c *charge) of(src io.Reader) io.Reader { return &accounted{src, c} }
 
 func (c *charge) free() {

@@ -59,7 +59,7 @@ func (r *Runner) Close() {
 
 // Call is one attempt to prefill.
 type Call struct {
-	// Exchange has both sides and a Unique of its own (Begin).
+	// Exchange has both sides and its own Unique (Begin).
 	Exchange *Exchange
 	// Headers yields the client's headers.
 	Headers func(yield func(name, value string))
@@ -68,7 +68,7 @@ type Call struct {
 	Edits []body.Edit
 	// Within limits the duration of the whole attempt.
 	Within time.Duration
-	// Sent is called immediately before a leg is sent, so not for a protocol without one.
+	// Sent is called immediately before a leg is sent.
 	Sent func()
 	// Ended is called when a concurrent leg has ended, with its usage, nil if it failed. Late is called after Ended if
 	// the leg failed after Run had returned. Both are called from another goroutine.
@@ -144,7 +144,7 @@ func (r *Runner) run(ctx context.Context, c *Call) (res Result, err error) {
 	return res, err
 }
 
-// concurrent starts a leg that runs while the decode leg does. Of its answer only the usage is needed.
+// concurrent starts a leg that runs while the decode leg does. Only the usage of its answer is needed.
 func (r *Runner) concurrent(ctx context.Context, c *Call, leg *sending) (res Result, err error) {
 	if res.Decode, err = r.Protocol.Decode(c.Exchange, nil); err != nil {
 		return res, err

@@ -131,8 +131,8 @@ type sending struct {
 	body          []byte
 }
 
-// Send posts a leg to a worker and returns the body of its answer, which is charged to c, or is
-// only passed to seen, if that is not nil. ctx limits its duration. The error is a *FailureError.
+// Send posts a leg to a worker and returns the body of its answer, charged to c. If seen is not nil, the body is only
+// passed to it. ctx limits the duration. The error is a *FailureError.
 func (s *Sender) Send(ctx context.Context, l *sending, c *charge, seen io.Writer) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, prefillURL+l.path, bytes.NewReader(l.body))
 	if err != nil {
@@ -146,8 +146,8 @@ func (s *Sender) Send(ctx context.Context, l *sending, c *charge, seen io.Writer
 // workers they share connections.
 const prefillURL = "http://prefill"
 
-// ask sends a request for prefillURL to an address, with listener through Envoy's if there is one, and returns the body
-// of the answer, at most limit bytes. An answer with status 200 is only passed to seen, if that is not nil.
+// ask sends a request for prefillURL to an address, with listener through Envoy's listener if there is one. It returns
+// the body of the answer, at most limit bytes. If seen is not nil, an answer with status 200 is only passed to it.
 func (s *Sender) ask(req *http.Request, address string, listener bool, limit int64, c *charge, seen io.Writer) ([]byte, error) {
 	client, ctx := &s.through, req.Context()
 	if req.Host = address; listener && s.pickHeader != "" {
@@ -179,7 +179,7 @@ func (s *Sender) ask(req *http.Request, address string, listener bool, limit int
 	return nil, &FailureError{Outcome: outcomeOf(resp.StatusCode), Status: resp.StatusCode, Body: raw, Header: resp.Header}
 }
 
-// read reads all of src, charged to c, or into seen, if that is not nil, and returns its length.
+// read reads all of src, charged to c, or into seen if that is not nil. It returns the length.
 func read(src io.Reader, c *charge, seen io.Writer) (raw []byte, n int64, err error) {
 	if seen != nil {
 		n, err = io.Copy(seen, src)
@@ -197,7 +197,7 @@ func withoutURL(err error) error {
 	return err
 }
 
-// outcomeOf returns the outcome for a status other than 200. 408 is about time, not about the request.
+// outcomeOf returns the outcome for a status other than 200. 408 is not the client's fault.
 func outcomeOf(status int) Outcome {
 	switch {
 	case status == http.StatusServiceUnavailable || status == http.StatusBadGateway || status == http.StatusGatewayTimeout:
@@ -223,8 +223,8 @@ func outcomeOfError(ctx context.Context, err error) Outcome {
 	}
 }
 
-// Get fetches a page of at most maxPage bytes from a worker, with api through the listener. A status of 4xx is
-// the worker's failure, because the request is not a client's.
+// Get fetches a page of at most maxPage bytes from a worker, with api through the listener. A 4xx status is the
+// worker's failure, because the request does not come from a client.
 func (s *Sender) Get(ctx context.Context, address, path string, api bool) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, prefillURL+path, http.NoBody)
 	if err != nil {

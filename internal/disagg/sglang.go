@@ -26,8 +26,8 @@ func sglang() *Protocol {
 	}
 }
 
-// sglangRefuses: SGLang (0.5.23, tokenizer_manager) uses the prompt's one room for all answers
-// to a prompt, and for a request that warms the cache for them.
+// sglangRefuses: SGLang (0.5.23, tokenizer_manager) uses one room for all answers to a prompt, and for the request that
+// warms the cache for them.
 func sglangRefuses(r *body.Request, _ []uint32) string {
 	if n, _ := prompts(r); r.Choices() > int64(n) {
 		return "more than one answer to a prompt"
@@ -43,8 +43,8 @@ func prompts(r *body.Request) (n int, list bool) {
 	return 1, false
 }
 
-// room returns a random bootstrap room of 63 bits. A prefill engine without another rule uses
-// the rank (room modulo its number of ranks), so room makes that the chosen rank.
+// room returns a random bootstrap room of 63 bits. By default a prefill engine uses rank (room modulo its number of
+// ranks), so the room is made to give the chosen rank.
 func room(x *Exchange, i int) uint64 {
 	n := (x.Unique.Number + uint64(i)*uint64(max(x.Prefill.Ranks, 1))) & math.MaxInt64
 	if ranks := uint64(max(x.Prefill.Ranks, 0)); ranks > 1 && x.Prefill.Rank != NoRank {

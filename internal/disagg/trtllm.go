@@ -24,7 +24,7 @@ func trtContextFirst() *Protocol {
 		decode: trtDecode}
 }
 
-// trtArranged: a client that sets the request type is a router in front of Kvlane, or a benchmark of generation alone.
+// trtArranged: a client that sets the request type is another router, or a benchmark of generation alone.
 func trtArranged(r *body.Request) string {
 	if body.Text(r.Member(body.FieldDisaggregatedParams, "request_type")) == "generation_only" {
 		return "the client names its own context server"
@@ -61,10 +61,10 @@ func trtRank(s *Side) []body.Edit {
 // maxSession bounds the ids, in bytes, that TRTSession passes on.
 const maxSession = 256
 
-// TRTSession returns the header that tells TensorRT-LLM a request's conversation, nil for an id that
-// no header should have. The server writes it into conversation_params unless the body has them.
-// Kvlane writes no field: servers refuse what they do not know, older ones conversation_params and
-// newer ones (TensorRT-LLM#17618) disaggregated_params.conversation_id. Headers they ignore.
+// TRTSession returns the header that tells TensorRT-LLM a request's conversation, nil for an id that does not belong in
+// a header. The server writes it into conversation_params unless the body has them. Kvlane adds no body field, because
+// servers refuse unknown ones (older ones conversation_params, newer ones disaggregated_params.conversation_id,
+// TensorRT-LLM#17618) but ignore unknown headers.
 func TRTSession(conversation string) []Header {
 	if conversation == "" || len(conversation) > maxSession || strings.ContainsFunc(conversation, func(c rune) bool { return c <= ' ' || c > '~' }) {
 		return nil
@@ -135,7 +135,7 @@ func trtFinal(r *body.Request, a *Answer, choice []byte) error {
 	if r.Stream() {
 		dst = []byte("data: ")
 		if err == nil && r.API == body.Chat {
-			// A chunk has its text in "delta" where an answer has it in "message".
+			// The text is in "delta" in a chunk, in "message" in an answer.
 			whole, err = body.Apply(nil, whole, body.Set(body.Member(whole, "message"), "delta"), remove("message"))
 			edits = append(edits, set(`"chat.completion.chunk"`, "object"))
 		}

@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// Usage is the usage of a prefill leg. The decode engine's own count is not enough: it counts
-// fetched blocks as its own cache hits, or leaves them out.
+// Usage is the usage of a prefill leg. The decode engine's own counts are wrong: it counts fetched blocks as cache
+// hits, or leaves them out.
 type Usage struct {
 	// Prompt and Cached are tokens, -1 if the prefill engine does not report them.
 	Prompt, Cached int64
@@ -40,7 +40,7 @@ func (u Usage) Edit(dst, usage []byte) []byte {
 	return append(dst, usage...)
 }
 
-// counted has the names of an API's fields for prompt tokens and for their details.
+// counted holds the names of an API's fields for prompt tokens and for their details.
 type counted struct{ prompt, details string }
 
 var (
@@ -61,7 +61,7 @@ func (u Usage) edits(usage []byte) []body.Edit {
 	}
 }
 
-// inclusive edits usage of the APIs that count cached tokens as part of the prompt's. SGLang's own API has no details.
+// inclusive edits usage of APIs that include cached tokens in the prompt's. SGLang's own API has no details.
 func (u Usage) inclusive(c counted, usage []byte) []body.Edit {
 	var edits []body.Edit
 	if was, ok := integer(body.Member(usage, c.prompt)); ok && u.Prompt >= 0 && was != u.Prompt {
@@ -125,7 +125,7 @@ type LegUsage struct {
 // NewLegUsage returns the usage of a leg that has not ended.
 func NewLegUsage() *LegUsage { return &LegUsage{ended: make(chan struct{})} }
 
-// Keep, called once, records the usage that the leg's answer has reported, nil if it failed, and lets Wait return.
+// Keep records the usage that the leg's answer has reported, nil if it failed, and lets Wait return. Call it once.
 func (u *LegUsage) Keep(usage *Usage) {
 	if u == nil {
 		return
@@ -136,7 +136,7 @@ func (u *LegUsage) Keep(usage *Usage) {
 	close(u.ended)
 }
 
-// Wait waits for the leg's end, at most for most, and reports whether it has come.
+// Wait waits for the leg's end, at most for most, and reports whether the leg has ended.
 func (u *LegUsage) Wait(most time.Duration) bool {
 	t := time.NewTimer(most)
 	defer t.Stop()

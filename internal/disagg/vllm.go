@@ -16,8 +16,7 @@ import (
 
 var vllmAPIs = []body.API{body.Chat, body.Completions, body.Responses, body.Messages, body.VLLMGenerate}
 
-// oneToken limits an answer to one token for the prefill leg, by API. It removes minimum
-// lengths, which would contradict.
+// oneToken limits an answer to one token for the prefill leg, by API. It removes minimum lengths, which would conflict.
 var oneToken = map[body.API][]body.Edit{
 	body.Chat: {set("1", "max_tokens"), set("1", "max_completion_tokens"), remove("min_tokens"), remove("min_completion_tokens")},
 	body.Completions: {set("1", "max_tokens"), remove("max_completion_tokens"), remove("min_tokens"),
@@ -60,8 +59,8 @@ func decodeAlready(r *body.Request) string {
 	return ""
 }
 
-// noTokens: vLLM rejects a request for less than one token, or only scores its prompt. The
-// prefill leg requests one token, so the rejection would be lost.
+// noTokens: vLLM rejects a request for less than one token, or only scores its prompt. The prefill leg requests one
+// token, which would hide the rejection.
 func noTokens(r *body.Request, _ []uint32) string {
 	if n, ok := r.MaxTokens(); ok && n < 1 {
 		return "it asks for no token"
@@ -119,8 +118,8 @@ func nixlPush() *Protocol {
 		}}
 }
 
-// pushID returns the request id of both legs. A client's id alone may be that of another request
-// in flight, whose blocks it would then get.
+// pushID returns the request id of both legs. A client's id alone might equal that of another request in flight, whose
+// blocks it would then get.
 func (x *Exchange) pushID() string {
 	if x.Request.API == body.Responses { // the id of the answer too
 		return "resp_" + x.Unique.Text

@@ -24,7 +24,7 @@ type Gate struct {
 	Next extproc.Handler
 	// Pools returns our pools; it is called for each request.
 	Pools func() []workers.Pool
-	// Refused is called for each request that is for another pool.
+	// Refused is called for each request for another pool.
 	Refused func(*extproc.Request)
 }
 
@@ -115,8 +115,8 @@ func parseAuthority(authority string) (service, namespace string, port int, ok b
 	return labels[0], labels[1], port, true
 }
 
-// restrict removes endpoints that are not the pool's from what the data plane allows. An
-// entry without a port allows each port of its host.
+// restrict removes endpoints outside the pool from those that the data plane allows. An entry without a port allows
+// each port of its host.
 func restrict(r *extproc.Request, endpoints []string) {
 	if !r.HasSubset {
 		r.HasSubset, r.Subset = true, endpoints

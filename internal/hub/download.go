@@ -34,9 +34,8 @@ type file struct {
 	} `json:"lfs"`
 }
 
-// Resolve returns the tokenizer files of a revision. It downloads what the cache folder does not have; several processes
-// may share the folder. If the hub does not answer, what the folder has of the revision is returned with the reason in
-// Stale.
+// Resolve returns the tokenizer files of a revision. It downloads what the cache folder does not have; several
+// processes may share the folder. If the hub does not answer, it returns the cached revision, with the reason in Stale.
 func (c *Cache) Resolve(ctx context.Context, n Name) (*Snapshot, error) {
 	if c.Offline || n.Fixed() {
 		if s, err := c.cached(n); err == nil {
@@ -89,7 +88,7 @@ func (c *Cache) download(ctx context.Context, n Name) (*Snapshot, error) {
 	return s, nil
 }
 
-// list asks for a revision's commit and those of its files that matter.
+// list queries a revision's commit and its relevant files.
 func (c *Cache) list(ctx context.Context, client *http.Client, n Name) (sha string, files []file, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerIn)
 	defer cancel()
@@ -141,8 +140,8 @@ func (c *Cache) get(ctx context.Context, client *http.Client, n Name, sha string
 	return nil
 }
 
-// ask sends a request and returns the body of an answer of status 200. An error wraps ErrRefused if the same request
-// will not be answered otherwise later.
+// ask sends a request and returns the body of an answer of status 200. An error wraps ErrRefused if a retry would get
+// the same answer.
 func (c *Cache) ask(ctx context.Context, client *http.Client, path string) (io.ReadCloser, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Endpoint+path, nil)
 	if err != nil {
@@ -183,7 +182,7 @@ func checkRedirect(r *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// write writes a file whole or not at all: to a temporary file, which is renamed once each check accepts it.
+// write writes a file atomically: to a temporary file, which is renamed once each check accepts it.
 func (c *Cache) write(n Name, to string, from io.Reader, checks ...func(file string) error) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil { //nolint:gosec // as the hub's library does
 		return err

@@ -1,6 +1,6 @@
 // Package hub resolves names like "hf:Org/Model@revision" to the tokenizer files of a model hub's repository. It speaks
-// the hub's plain HTTP and keeps the files in the layout of the hub's own cache folder, so that a download of the hub's
-// library is found, and the other way around.
+// the hub's plain HTTP and keeps the files in the layout of the hub's own cache folder, so that each finds the other's
+// downloads.
 package hub
 
 import (
@@ -22,14 +22,14 @@ import (
 // Prefix begins the names of this package.
 const Prefix = "hf:"
 
-// ErrRefused is wrapped by errors that another attempt will not mend: a repository that does not exist or may not be
-// read, an answer that is out of bounds, or files that are missing while HF_HUB_OFFLINE is set.
+// ErrRefused is wrapped by errors that a retry does not fix: a repository that does not exist or may not be read, an
+// answer that is out of bounds, or missing files while HF_HUB_OFFLINE is set.
 var ErrRefused = errors.New("model hub")
 
-// ErrUnavailable is wrapped by errors of a hub that answers that it cannot serve now.
+// ErrUnavailable is wrapped by errors of a hub that is temporarily unavailable.
 var ErrUnavailable = errors.New("model hub is not available")
 
-// wanted are the files that the loader of tokenizers reads. Of marks it only asks whether one exists.
+// wanted are the files that the loader of tokenizers reads. It only checks whether marks exist.
 var (
 	wanted = []string{
 		"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json", "generation_config.json",
@@ -37,7 +37,7 @@ var (
 		"additional_chat_templates/*.jinja", "tekken.json", "tokenizer.model.v*", "tokenizer.model", "tiktoken.model", "qwen.tiktoken",
 	}
 	marks = "consolidated*.safetensors"
-	// unread are the files of wanted that are of no use if there is a tokenizer.json.
+	// unread are the files of wanted that are not needed if there is a tokenizer.json.
 	unread = []string{"tokenizer.model", "tiktoken.model", "qwen.tiktoken"}
 )
 
@@ -82,7 +82,7 @@ func (n Name) Fixed() bool { return commit.MatchString(n.Revision) }
 type Snapshot struct {
 	Name
 	Commit string
-	// Stale is why the hub could not be asked for the revision's commit; the last one known is used.
+	// Stale is why the revision's commit could not be queried; the last known one is used.
 	Stale error
 
 	files fs.FS

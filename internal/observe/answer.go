@@ -9,8 +9,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// maxModels bounds the values of the label model; requests for further models, and those for
-// models that are not known, are counted as otherModel.
+// maxModels bounds the values of the label model. Requests for further models and for unknown ones are counted as
+// otherModel.
 const (
 	maxModels  = 64
 	otherModel = "other"
@@ -34,7 +34,7 @@ type modelSeries struct {
 	met, missed                    prometheus.Counter
 }
 
-// of returns the series of a model that is known; "" stands for any other.
+// of returns the series of a known model; "" stands for any other.
 func (a *answers) of(model string) *modelSeries {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -59,15 +59,14 @@ func (a *answers) of(model string) *modelSeries {
 	return s
 }
 
-// Expected is what was predicted for an answer when its request was placed, at From. Target is the goal (SLO) for the
-// time from the request's arrival to its first token. 0 means that nothing was predicted, or no goal is set.
+// Expected is the prediction for an answer when its request was placed, at From. Target is the limit (SLO) for the time
+// from the request's arrival to its first token. 0 means that nothing was predicted, or no limit is set.
 type Expected struct {
 	From                    time.Time
 	First, PerToken, Target time.Duration
 }
 
-// Answer follows the answer to a request, for the metrics by model and the request's span. Its
-// methods are called one after the other.
+// Answer follows the answer to a request, for the metrics by model and the request's span. Calls must not overlap.
 type Answer struct {
 	// Streamed reports that the answer comes as server-sent events.
 	Streamed bool
@@ -120,7 +119,7 @@ func (a *Answer) Usage(input, cached, output int64) {
 	}
 }
 
-// Output is the number of output tokens that the engine has reported, 0 or less while it has reported none.
+// Output is the number of output tokens that the engine has reported so far, 0 or less for none.
 func (a *Answer) Output() int64 { return a.output }
 
 // End records the end of the answer.

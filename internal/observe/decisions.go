@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// ExplainTargets is the largest fleet in which every decision is explained. In a larger one the cost table would cost
-// more than the decision, so that only every ExplainEvery-th is.
+// ExplainTargets is the largest fleet in which every decision is explained. In a larger one the cost table would take
+// more time than the decision, so only every ExplainEvery-th decision is explained.
 const (
 	ExplainTargets = 128
 	ExplainEvery   = 64
@@ -39,7 +39,7 @@ type Entry struct {
 	Endpoint     string    `json:"endpoint,omitempty"`
 	Engine       string    `json:"-"` // of the target
 	Via          string    `json:"via,omitempty"`
-	// FirstTurn reports that the conversation's id was not known.
+	// FirstTurn reports that the conversation's id was unknown.
 	FirstTurn bool  `json:"first_turn,omitempty"`
 	Matched   int64 `json:"matched_tokens"`
 	Miss      int64 `json:"miss_tokens"`
@@ -76,10 +76,10 @@ type Entry struct {
 type Shadow struct {
 	Policy string `json:"policy"`
 	Target string `json:"target"`
-	// Miss is the uncached tokens of the prompt on Target, Queue the tokens queued there before it.
+	// Miss is the number of uncached prompt tokens on Target, Queue the number of tokens queued there before it.
 	Miss  int64 `json:"miss_tokens"`
 	Queue int64 `json:"queued_tokens"`
-	// Regret is Miss and Queue of the decision less these: what the choice costs more than this one, as far as is known then.
+	// Regret is the decision's Miss and Queue minus these: the additional cost of the choice, as far as known then.
 	Regret int64 `json:"estimated_regret_tokens"`
 }
 
@@ -180,8 +180,8 @@ func (l *Decisions) Resize(keep int) {
 	l.next = copy(l.ring, newest) % max(keep, 1)
 }
 
-// Explains reports whether the next decision is to be explained: every one in a
-// fleet of up to ExplainTargets targets, one in ExplainEvery above.
+// Explains reports whether the next decision is explained: each in a fleet of up to ExplainTargets targets, else one in
+// ExplainEvery.
 func (l *Decisions) Explains(targets int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -228,8 +228,8 @@ func (l *Decisions) Last(n int) []*Entry {
 	return l.last(n)
 }
 
-// Since returns the entries that were added after the first seen ones, at most the newest n,
-// oldest first, and how many have been added by now.
+// Since returns the entries added after the first seen ones, at most the newest n, oldest first. It also returns how
+// many have been added in total.
 func (l *Decisions) Since(seen uint64, n int) ([]*Entry, uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

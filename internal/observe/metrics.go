@@ -42,7 +42,8 @@ func (s Stage) String() string { return stageNames[s] }
 type Metrics struct {
 	Registry *prometheus.Registry
 
-	// Of requests. One is unrouted if its client went away or its decision panicked, answered if it needed no worker.
+	// Of requests. A request is unrouted if its client disconnected or its decision panicked, answered if it needed no
+	// worker.
 	Requests, FirstTurns, Rejected, Degraded *prometheus.CounterVec
 	// Of the policies of routing.shadow, and of the one that acts, as "live".
 	Shadows, ShadowMiss, ShadowQueue *prometheus.CounterVec
@@ -66,8 +67,8 @@ type Metrics struct {
 	vectors []*prometheus.MetricVec // all counters and histograms with labels
 }
 
-// Decision times range from microseconds (a repeated short prompt) to a second. The prefill
-// leg is a stage of its own and not included.
+// Decision times range from microseconds (a repeated short prompt) to a second. They do not include the prefill leg,
+// which is a separate stage.
 var decisionBuckets = []float64{
 	10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 1,
 }
@@ -75,11 +76,11 @@ var decisionBuckets = []float64{
 // answerBuckets range from short completions to long generations, in seconds.
 var answerBuckets = []float64{0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640}
 
-// ratioBuckets are for an observed time over a predicted one. Between 0.83 and 1.25 the prediction is
-// wrong by at most 20 % of what was observed.
+// ratioBuckets are for an observed time divided by a predicted one. Between 0.83 and 1.25 the error is at most 20 % of
+// the observed time.
 var ratioBuckets = []float64{0.25, 0.5, 0.67, 0.83, 0.9, 1, 1.1, 1.25, 1.5, 2, 4}
 
-// New returns metrics in a registry of their own, which has those of Go and of the process too.
+// New returns metrics in their own registry, which also has those of Go and of the process.
 func New(version string) *Metrics {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -98,24 +99,24 @@ func New(version string) *Metrics {
 	}
 	m.Requests = counter("requests_total", "Requests by API and outcome (routed, unrouted, rejected, answered).", "api", "outcome")
 	m.Rejected = counter("rejected_total", "Requests answered by Kvlane itself, by status and reason.", "status", "reason")
-	m.Degraded = counter("degraded_total", "Decisions made without something that would have made them better, by reason.", "reason")
+	m.Degraded = counter("degraded_total", "Decisions that lacked useful information, by reason.", "reason")
 	m.Shadows = counter("shadow_decisions_total", "Decisions compared with a policy of routing.shadow, by result (same or differs: the target).", "policy", "result")
-	m.ShadowMiss = counter("shadow_uncached_tokens_total", "Uncached prompt tokens on the target that a policy of routing.shadow would choose; policy live: on the one that was chosen.", "policy")
+	m.ShadowMiss = counter("shadow_uncached_tokens_total", "Uncached prompt tokens on the target that a policy of routing.shadow would choose; policy live is the actual choice.", "policy")
 	m.ShadowQueue = counter("shadow_queued_tokens_total", "Tokens queued on that target before the request.", "policy")
-	m.FirstTurns = counter("first_turns_total", "Requests whose conversation's id was not known, by API.", "api")
+	m.FirstTurns = counter("first_turns_total", "Requests with an unknown conversation id, by API.", "api")
 	m.Picks = counter("picks_total", "Requests sent to a target.", "worker", "rank", "leg")
 	m.PromptTokens = counter("prompt_tokens_total", "Prompt tokens of answered requests, by the target that computed the prompt.", "worker", "rank")
 	m.MatchedTokens = counter("matched_tokens_total", "Prompt tokens of answered requests that the target was predicted to hold, by source (event, speculative).", "worker", "rank", "source")
-	m.Moved = counter("moved_total", "Requests that another endpoint served than the pick.", "worker")
+	m.Moved = counter("moved_total", "Requests served by another endpoint than the pick.", "worker")
 	m.Predicted = counter("predicted_cached_tokens_total", "Cached tokens predicted, over answers whose usage was seen.", "worker")
 	m.Observed = counter("observed_cached_tokens_total", "Cached tokens reported by engines, over answers whose usage was seen.", "worker")
 	m.Responses = counter("responses_total", "Responses by worker and status class.", "worker", "class")
-	m.Flags = counter("envoy_flags_total", "What Envoy's access log says went wrong with decided requests, by worker and response flag.", "worker", "flag")
+	m.Flags = counter("envoy_flags_total", "Failures of decided requests in Envoy's access log, by worker and response flag.", "worker", "flag")
 	m.FirstToken = histogram("first_token_seconds", "Time from the decision to the first token.", prometheus.ExponentialBuckets(0.005, 2, 15), "worker")
 	m.ExtProcMessages = counter("extproc_messages_total", "ext_proc messages received, by kind.", "kind")
 	m.ExtProcFailures = counter("extproc_failures_total", "Protocol failures survived, by kind.", "kind")
 	m.Checks = counter("health_checks_total", "Health checks by worker and outcome.", "worker", "outcome")
-	m.Reloads = counter("config_reloads_total", "Times that the configuration was read again, by result (taken, unchanged, rejected).", "result")
+	m.Reloads = counter("config_reloads_total", "Reloads of the configuration, by result (taken, unchanged, rejected).", "result")
 	m.Legs = counter("prefill_legs_total", "Prefill legs by worker and outcome.", "worker", "outcome")
 	m.Renders = counter("renders_total", "Calls to remote renderers, by model and outcome (ok, refused, failed, breaker_open).", "model", "outcome")
 	m.TokenChecks = counter("token_checks_total", "Comparisons with the engine's tokenizer, by model, worker, API and outcome.", "model", "worker", "api", "outcome")
@@ -156,7 +157,7 @@ func (m *Metrics) Observe(s Stage, d time.Duration) { m.stages[s].Observe(d.Seco
 // ForgetWorker deletes all series of a worker.
 func (m *Metrics) ForgetWorker(worker string) { m.forget("worker", worker) }
 
-// ForgetModel deletes all series of a model. A request for it that is decided later makes new ones.
+// ForgetModel deletes all series of a model. A later request for it creates new ones.
 func (m *Metrics) ForgetModel(model string) {
 	m.answers.mu.Lock()
 	delete(m.answers.byModel, Clip(model))
@@ -165,7 +166,7 @@ func (m *Metrics) ForgetModel(model string) {
 	m.forget("model", Clip(model))
 }
 
-// ForgetWorkers deletes all series of the workers that are gone, in one pass over all series.
+// ForgetWorkers deletes all series of the given workers, in one pass over all series.
 func (m *Metrics) ForgetWorkers(gone func(worker string) bool) {
 	for _, v := range m.vectors {
 		all, _ := series(v)
@@ -216,7 +217,7 @@ func Rank(rank int32) string {
 	return strconv.Itoa(int(rank))
 }
 
-// Logger returns a logger for people if w is a terminal, else one of JSON lines with times in UTC.
+// Logger returns a human-readable logger if w is a terminal, else one that writes JSON lines with times in UTC.
 func Logger(w io.Writer, level string) (zerolog.Logger, error) {
 	l, err := zerolog.ParseLevel(level)
 	if err != nil {

@@ -53,7 +53,7 @@ type WorkerRow struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// Warning is a reason why a worker is not ready, or less useful than it is configured to be.
+// Warning explains why a worker is not ready, or does not work as configured.
 type Warning struct {
 	Worker string // "" if it is about a model or Kvlane itself
 	Reason string // a metric label
@@ -77,10 +77,10 @@ func OfNoWorker(list []Warning) (texts []string) {
 	return texts
 }
 
-// maxWarnings bounds the warnings that people are shown together.
+// maxWarnings bounds the warnings that are shown together.
 const maxWarnings = 20
 
-// WriteWarnings writes the first warnings, one a line.
+// WriteWarnings writes the first warnings, one per line.
 func WriteWarnings(w io.Writer, list []Warning) {
 	for _, warning := range list[:min(len(list), maxWarnings)] {
 		fmt.Fprintln(w, "warning:", inLine(warning.String()))
@@ -113,7 +113,7 @@ func WriteJSON(w http.ResponseWriter, v any) {
 	_ = e.Encode(v) //nolint:errchkjson // the client left
 }
 
-// countParam returns the parameter n of a request, absent if there is none. Unless n is a number from least to most, it
+// countParam returns the parameter n of a request, or absent without one. If n is not a number from least to most, it
 // answers the request with 400 and returns false.
 func countParam(w http.ResponseWriter, r *http.Request, absent, least, most int) (n int, ok bool) {
 	text := r.URL.Query().Get("n")

@@ -9,8 +9,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// Emit is called with each series on a scrape: a gauge, or a counter if its name ends in
-// _total. labels are pairs of name and value.
+// Emit receives each series of a scrape: a gauge, or a counter if its name ends in _total. labels are pairs of name and
+// value.
 type Emit func(name, help string, value float64, labels ...string)
 
 // TargetLoad is the load booked on a target.
@@ -35,7 +35,7 @@ type Ledger struct {
 	Pools   []FlowPool
 }
 
-// FlowClass is the waiting requests of a model and priority.
+// FlowClass describes the waiting requests of a model and priority.
 type FlowClass struct {
 	Model    string `json:"model"`
 	Priority int    `json:"priority"`
@@ -43,7 +43,7 @@ type FlowClass struct {
 	Tokens   int64  `json:"tokens"`
 }
 
-// FlowPool sums up the targets of a model. Saturation is their mean, 0 to 1; Drain is how long the targets
+// FlowPool sums up the targets of a model. Saturation is their mean saturation, 0 to 1; Drain is the time that they
 // need to compute all queued and waiting prompts.
 type FlowPool struct {
 	Model      string        `json:"model"`

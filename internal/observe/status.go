@@ -14,7 +14,7 @@ import (
 // Status is GET /debug/status: the fleet as of now. Totals count since the start.
 type Status struct {
 	Version string `json:"version"`
-	// NotReady is what readiness waits for, "" if nothing.
+	// NotReady is what readiness waits for, "" for nothing.
 	NotReady string `json:"not_ready,omitempty"`
 	// Warnings are those about no worker: each worker has its own.
 	Warnings     []string `json:"warnings,omitempty"`
@@ -43,9 +43,9 @@ type WorkerStatus struct {
 	WorkerRow
 	// Tokenizer is the worst state of the comparisons with the worker's tokenizers, "" if there are none.
 	Tokenizer string `json:"tokenizer,omitempty"`
-	// RemovalCost is what the fleet would compute anew without the worker, in tokens: its running
-	// prompts, its cached blocks in the device's memory, and 1,000 for each conversation that is
-	// bound to it. The worker with the lowest cost is the best one to remove.
+	// RemovalCost is the number of tokens that the fleet would compute again without the worker: its running prompts,
+	// its cached blocks on the device, and 1,000 per conversation that is bound to it. The worker with the lowest cost
+	// is the best one to remove.
 	RemovalCost int64        `json:"removal_cost_tokens"`
 	Ranks       []RankStatus `json:"ranks"`
 }
@@ -55,7 +55,7 @@ type RankStatus struct {
 	Rank string `json:"rank"`
 	// Usage is the used share of the KV cache as the engine reports it, nil if it does not.
 	Usage *float64 `json:"kv_usage,omitempty"`
-	// Blocks is the number of blocks that the index knows in the device's memory.
+	// Blocks is the number of blocks on the device, as the index knows them.
 	Blocks        int64   `json:"blocks"`
 	Active        int64   `json:"active"`
 	QueuedTokens  int64   `json:"queued_tokens"`
@@ -160,8 +160,8 @@ func (e *Entry) Row() Row {
 
 const (
 	streamEvery = 200 * time.Millisecond
-	// maxStreams bounds the readers of GET /debug/stream, maxStreamed the decisions sent to
-	// one of them each time: of more, the newest are sent.
+	// maxStreams bounds the readers of GET /debug/stream, maxStreamed the decisions sent to a reader each time: the
+	// newest ones.
 	maxStreams  = 32
 	maxStreamed = 200
 	// maxRunning bounds the open requests whose end is still to be sent to a reader.

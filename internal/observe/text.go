@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds in bytes of texts in the decision log and in tickets: MaxClient of a text from a client, MaxText of one that
-// may quote a client.
+// Bounds in bytes for texts in the decision log and in tickets: MaxClient for a text from a client, MaxText for one
+// that may quote a client.
 const (
 	MaxClient = 256
 	MaxText   = 1024
@@ -53,7 +53,7 @@ func Printable(text string) string {
 	return b.String()
 }
 
-// Certificate adds to an error about a certificate what to correct. Clients of other protocols pass such errors on as text.
+// Certificate adds to an error about a certificate what to correct. Other protocols' clients forward such errors as text.
 func Certificate(err error, correct string) error {
 	if err == nil || !strings.Contains(err.Error(), "x509: ") {
 		return err

@@ -29,8 +29,8 @@ import (
 	"github.com/kvlane/kvlane/extproc"
 )
 
-// Tracer makes a span for each request, with the decision, its stages, the wait for capacity and the prefill leg below it,
-// and exports them by OTLP. A nil Tracer does nothing.
+// Tracer makes a span for each request, with child spans for the decision, its stages, the wait for capacity and the
+// prefill leg. It exports them by OTLP. A nil Tracer does nothing.
 type Tracer struct {
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
@@ -47,7 +47,7 @@ func NewTracer(ctx context.Context, version string, log zerolog.Logger) (*Tracer
 	if endpoint == "" || os.Getenv("OTEL_SDK_DISABLED") == "true" || os.Getenv("OTEL_TRACES_EXPORTER") == "none" {
 		return nil, nil
 	}
-	// The SDK takes "collector:4318" for a URL without a host and would drop every span.
+	// The SDK takes "collector:4318" as a URL without a host and would drop every span.
 	u, err := url.Parse(strings.TrimSpace(endpoint))
 	if err != nil || u.Host == "" && u.Scheme != "unix" || !slices.Contains([]string{"http", "https", "unix"}, strings.ToLower(u.Scheme)) {
 		return nil, fmt.Errorf("%s=%s: want a URL such as http://collector:4318", name, endpoint)
@@ -83,7 +83,7 @@ func NewTracer(ctx context.Context, version string, log zerolog.Logger) (*Tracer
 	return &Tracer{provider, provider.Tracer("github.com/kvlane/kvlane")}, nil
 }
 
-// Close exports what is left, for at most 2 s: a collector that hangs must not delay the end of the process.
+// Close exports what is left, for at most 2 s, so that a collector that hangs does not delay the end of the process.
 func (t *Tracer) Close() {
 	if t == nil {
 		return
@@ -109,7 +109,7 @@ func (t *Tracer) Start(e *Entry, r *extproc.Request) {
 // operations are the GenAI semantic conventions' names of the APIs; the others are named as in metrics.
 var operations = map[string]string{"messages": "chat", "responses": "chat", "completions": "text_completion"}
 
-// kinds are the kinds of stages' spans. That of the others is internal.
+// kinds are the span kinds of stages; all others are internal.
 var kinds = map[string]trace.SpanKind{StageLeg.String(): trace.SpanKindClient}
 
 // Decided records in the request's span that its decision ended at end. final also ends the span: no Answer follows.
@@ -167,7 +167,7 @@ func (t *Tracer) Decided(e *Entry, end time.Time, final bool) {
 	decision.End(trace.WithTimestamp(end))
 }
 
-// endSpan ends the request's span at the end of its answer. status is what the client got, 0 if nothing.
+// endSpan ends the request's span at the end of its answer. status is the client's, 0 if it got none.
 func (e *Entry) endSpan(at time.Time, status int) {
 	if e == nil || e.span == nil {
 		return

@@ -45,9 +45,9 @@ var (
 	errLarge = errors.New("the peer's index is larger than index.max_bytes")
 )
 
-// Fetch calls load with the content of the first peer that has one, and again with another
-// peer's if load fails. It is bounded by the configured timeout, of which a silent peer
-// gets a quarter; the error is ErrNone, with each peer's reason, or that of ctx.
+// Fetch calls load with the content of the first peer that has one, and again with another peer's if load fails. It is
+// bounded by the configured timeout; a silent peer gets a quarter of it. The error is ErrNone, with each peer's reason,
+// or that of ctx.
 func Fetch(ctx context.Context, w *Want, load func(io.Reader) error) error {
 	ctx, cancel := context.WithTimeout(ctx, w.Peers.Timeout.Std())
 	defer cancel()
@@ -160,7 +160,7 @@ type content struct {
 	most    int64
 }
 
-// header reads what precedes the content: its format and size, and the peer's nonce.
+// header reads the header of the content: its format and size, and the peer's nonce.
 func (c *content) header(secret, asked []byte) error {
 	m, err := c.stream.Recv()
 	if err != nil {

@@ -31,8 +31,8 @@ func keyed(secret []byte, label string, parts ...[]byte) []byte {
 	return m.Sum(nil)
 }
 
-// proof is what a request carries: a nonce, and its MAC. An overheard request that is repeated
-// yields a copy that only the secret opens.
+// proof is part of a request: a nonce and its MAC. A replayed request only yields a copy that cannot be read without
+// the secret.
 func proof(secret, nonce []byte) []byte {
 	return append(bytes.Clone(nonce), keyed(secret, "kvlane copy request", nonce)...)
 }

@@ -17,11 +17,11 @@ import (
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
-// Format is the format of the content that this version writes and reads: sealed pieces, after
-// the server's nonce. Format 1 was plaintext, asked for with a constant proof.
+// Format is the content format that this version writes and reads: sealed pieces, after the server's nonce. Format 1
+// was plaintext, requested with a constant proof.
 const Format = 2
 
-// orOlder ends a refusal; servers of older versions leave it out.
+// orOlder is the end of a refusal; older servers leave it out.
 const orOlder = "or a replica of an older version"
 
 const (
@@ -64,7 +64,7 @@ func NewServer(c Content, log zerolog.Logger) *Server {
 	return &Server{content: c, log: log, refusals: refusals, transfers: make(chan struct{}, maxTransfers), within: transferTimeout}
 }
 
-// SetReady allows copies: call it when the index is worth copying.
+// SetReady allows copies. Call it when the index is worth copying.
 func (s *Server) SetReady() { s.ready.Store(true) }
 
 // Fetch implements kvlanev1.SnapshotsServer.

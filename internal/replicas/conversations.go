@@ -22,7 +22,7 @@ func (v version) before(o version) bool {
 	return cmp.Or(cmp.Compare(o.generation, v.generation), cmp.Compare(v.time, o.time), cmp.Compare(v.origin, o.origin)) < 0
 }
 
-// scanAtATime bounds the conversations that are read in one go under the lock.
+// scanAtATime bounds the conversations that are read without releasing the lock.
 const scanAtATime = 4096
 
 // binding is one conversation.
@@ -34,12 +34,12 @@ type binding struct {
 	// later is the encoded fields that a newer version of Kvlane added. They are forwarded unchanged.
 	later string
 	version
-	// used is this replica's logical time when the conversation was used last.
+	// used is this replica's logical time of the last use.
 	used         uint64
 	newer, older uint32
 	// missing reports that the router does not know the target yet.
 	missing bool
-	// saved is when it was last taken for storing, 0 for never. queued reports that it waits for that.
+	// saved is when it was last taken for storing, 0 for never. queued reports that it waits to be stored.
 	saved  time.Duration
 	queued bool
 }

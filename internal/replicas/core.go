@@ -14,9 +14,9 @@ import (
 
 // Times of the protocol.
 const (
-	// Gather is the longest time that a change waits for others to be sent with it.
+	// Gather is the longest time that a change waits to be sent together with others.
 	Gather = 5 * time.Millisecond
-	// unseen is how long other replicas may not know of a booking: Gather and the way there, p50 6 ms and p99 7 to 16 ms
+	// unseen is how long other replicas may not know of a booking: Gather plus delivery, p50 6 ms and p99 7 to 16 ms
 	// (docs/benchmarks.md).
 	unseen = 2 * Gather
 	// heartbeatEvery is the interval of heartbeats.
@@ -26,16 +26,16 @@ const (
 	silence = 1800 * time.Millisecond
 	// askAgain is the longest pause between the parts of a state; then it is requested again.
 	askAgain = time.Second
-	// longestTick is the time between two ticks above which this process is taken to have been stopped.
+	// longestTick is the time between two ticks above which this process is assumed to have been stopped.
 	longestTick = 500 * time.Millisecond
 	// settled is the time without a new replica or state after which a start is complete.
 	settled = 300 * time.Millisecond
-	// rememberFor is how long the logical time of a dropped replica is kept. A replica that comes back
-	// later is asked for its whole table of conversations.
+	// rememberFor is how long the logical time of a dropped replica is kept. A replica that returns later has to send
+	// its whole table of conversations.
 	rememberFor = 10 * time.Minute
 )
 
-// Bounds of what other replicas make this one hold.
+// Bounds of what other replicas can make this one hold.
 const (
 	maxPeers    = 256
 	maxBookings = 1 << 18 // of one replica
@@ -52,8 +52,8 @@ const (
 type Stats struct {
 	Sent     uint64 `json:"sent"`
 	Received uint64 `json:"received"`
-	// Duplicates are messages that had been received before; Malformed were not understood;
-	// Refused were beyond a bound.
+	// Duplicates counts messages that had been received before, Malformed those that could not be parsed, Refused those
+	// beyond a bound.
 	Duplicates uint64 `json:"duplicates"`
 	Malformed  uint64 `json:"malformed"`
 	Refused    uint64 `json:"refused"`
@@ -63,14 +63,14 @@ type Stats struct {
 	Gaps    uint64 `json:"gaps"`
 	Errors  uint64 `json:"errors"`
 	Stopped uint64 `json:"stopped"`
-	// Dropped are replicas that were silent, DroppedBookings their bookings.
+	// Dropped counts replicas that were silent, DroppedBookings their bookings.
 	Dropped         uint64 `json:"dropped"`
 	DroppedBookings uint64 `json:"dropped_bookings"`
-	// Unknown are bookings and bindings that named a target that is not known here.
+	// Unknown counts bookings and bindings that named a target that is not known here.
 	Unknown uint64 `json:"unknown_targets"`
-	// Conflicts are concurrent bindings of one conversation; the earlier one was kept.
+	// Conflicts counts concurrent bindings of one conversation; the earlier one was kept.
 	Conflicts uint64 `json:"conflicts"`
-	// Overflows are batches dropped because they grew to maxBatch changes before they were sent.
+	// Overflows counts batches dropped because they grew to maxBatch changes before they were sent.
 	Overflows uint64 `json:"overflows"`
 }
 
@@ -80,8 +80,8 @@ type Out struct {
 	To      string
 	Reply   string
 	Message *kvlanev1.ReplicaMessage
-	// Build, if not nil, yields the messages in place of Message. It is called without the lock, and takes it for short
-	// times by locked.
+	// Build, if not nil, yields the messages in place of Message. It is called without the lock, and takes it briefly
+	// by locked.
 	Build func(locked func(func())) iter.Seq[*kvlanev1.ReplicaMessage]
 }
 
@@ -93,7 +93,7 @@ type Core struct {
 	// wake is called when there is something to send within Gather.
 	wake func()
 
-	// clock is the logical time: above all times of events that this replica knows.
+	// clock is the logical time, later than all events that this replica knows.
 	clock uint64
 	// wall is the wall clock at started, since 1970.
 	wall time.Duration
@@ -302,7 +302,7 @@ func (c *Core) peersInOrder() []*peer {
 	return slices.SortedFunc(maps.Values(c.peers), func(a, b *peer) int { return cmp.Compare(a.id, b.id) })
 }
 
-// Ready reports whether this replica has the states of all replicas that it knows, and no further one has appeared for
+// Ready reports whether this replica has the states of all replicas that it knows, and no other one has appeared for
 // the time settled. Once true it stays true until Reachable is called.
 func (c *Core) Ready(now time.Duration) bool {
 	if c.ready {
@@ -320,7 +320,7 @@ func (c *Core) Ready(now time.Duration) bool {
 // Reachable restarts the wait of Ready. Call it when a connection to the others exists: they can answer only now.
 func (c *Core) Reachable(now time.Duration) { c.changed, c.ready = now, false }
 
-// Hello asks the others for a heartbeat, by which they become known here.
+// Hello asks the others for a heartbeat, so that they become known here.
 func (c *Core) Hello() { c.tell("", &kvlanev1.ReplicaMessage{Hello: true}) }
 
 // Bye tells the others to drop this replica now.

@@ -1,9 +1,9 @@
 // Package replicas lets several replicas route as one: each sends the others its bookings and
 // the conversations that it binds, over NATS.
 //
-// Core is the protocol, without clock, goroutine or network: the router's changes and the
-// others' messages go in, messages come out, and others' bookings are copied to the router.
-// Node runs a Core on a NATS connection, and Server is the NATS server of mode embedded.
+// Core is the protocol, without clock, goroutine or network: its inputs are the router's changes and the others'
+// messages; it returns messages and copies others' bookings to the router. Node runs a Core on a NATS connection, and
+// Server is the NATS server of mode embedded.
 //
 // Every replica publishes to a subject of its own: changes with a sequence number, gathered for at most 5 ms, and a
 // heartbeat twice a second with the sum of its ledger. A replica that misses a change, meets another for the first

@@ -5,7 +5,7 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// sum is the checksum of a ledger: equal ledgers have equal sums, whatever the order of the changes.
+// sum is the checksum of a ledger: equal ledgers have equal sums, regardless of the order of changes.
 type sum struct {
 	count, hash uint64
 }
@@ -20,7 +20,7 @@ func (s *sum) remove(b *routing.Booking) {
 	s.hash -= hashBooking(b)
 }
 
-// hashBooking hashes all that is shared of a booking.
+// hashBooking hashes the shared fields of a booking.
 func hashBooking(b *routing.Booking) uint64 {
 	h := mix(uint64(b.ID))
 	h = mix(h ^ uint64(b.Miss))
@@ -43,7 +43,7 @@ func mix(h uint64) uint64 {
 	return h ^ h>>31
 }
 
-// withoutTurn returns what is kept of a booking: a state that carried its turn would make others count it again.
+// withoutTurn returns a booking as it is stored: a state that carried its turn would make others count it again.
 func withoutTurn(b routing.Booking) routing.Booking {
 	b.Turn, b.InTurn = [numLegs]uint8{}, 0
 	return b
@@ -52,6 +52,6 @@ func withoutTurn(b routing.Booking) routing.Booking {
 // copied is another replica's booking.
 type copied struct {
 	routing.Booking
-	// applied reports that the router has it; false while it does not know the target.
+	// applied reports that the router has the booking; false while it does not know the target.
 	applied bool
 }

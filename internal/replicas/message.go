@@ -14,15 +14,15 @@ const (
 	formatVersion = 1
 	// maxID bounds the ids of replicas and origins, maxWorker the names of workers, in bytes.
 	maxID, maxWorker = 128, 512
-	// maxLater bounds what is kept of a later version's fields of a conversation, in bytes.
+	// maxLater bounds the unknown fields that are kept of a conversation from a later version, in bytes.
 	maxLater = 256
 	// Logical times of others are bounded by firstBound plus the wall clock in milliseconds << boundShift, so that no
 	// message can exhaust the logical clock. All replicas compute the same bound. It grows by 16 million a second, faster
 	// than changes can advance a clock that was pushed up to it.
 	firstBound = 1 << 54
 	boundShift = 14
-	// partSize is about how many bookings or conversations are in one part of a state. A part
-	// is applied under the router's lock, and is far below the 1 MB of a message of NATS.
+	// partSize is the approximate number of bookings or conversations in one part of a state. A part is applied under
+	// the router's lock, and is far below NATS' limit of 1 MB per message.
 	partSize = 200
 	maxParts = 1 << 16
 	// maxTokens bounds the tokens of one booking.
@@ -31,7 +31,7 @@ const (
 	maxGeneration = 1<<31 - 1
 )
 
-// Parse decodes a message and checks all that later code relies on: ids are not empty and targets exist.
+// Parse decodes a message and checks what later code relies on: ids are not empty and targets exist.
 func Parse(data []byte) (*kvlanev1.ReplicaMessage, error) {
 	m := new(kvlanev1.ReplicaMessage)
 	if err := proto.Unmarshal(data, m); err != nil {

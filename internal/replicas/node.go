@@ -28,7 +28,7 @@ import (
 const (
 	maxPayload = 1 << 20
 	tickEvery  = 100 * time.Millisecond
-	// helloEvery is how often a replica that starts asks the others to answer.
+	// helloEvery is how often a starting replica asks the others to answer.
 	helloEvery = 200 * time.Millisecond
 	maxAhead   = 2 * time.Second // of another replica's clock, without a warning
 )
@@ -40,7 +40,7 @@ type Options struct {
 	// Update runs a change of the router under the lock that guards it.
 	Update func(change func(r *routing.Router, now time.Duration))
 	Log    zerolog.Logger
-	// Delay observes the seconds from a change at another replica to its effect here.
+	// Delay is called with the seconds from a change at another replica to its effect here.
 	Delay interface{ Observe(seconds float64) }
 	// Limit bounds the connections of other replicas; nil: it does not.
 	Limit func(net.Listener) net.Listener
@@ -58,7 +58,7 @@ type Node struct {
 	conn   *nats.Conn
 	log    zerolog.Logger
 	gather *time.Timer // fires Gather after the first unsent change
-	// answers are requested states, which a goroutine of their own sends, so that changes do not wait for them.
+	// answers are requested states. A separate goroutine sends them, so that changes do not wait for them.
 	answers chan Out
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
@@ -67,7 +67,7 @@ type Node struct {
 	ready   atomic.Bool
 	// since is when the oldest change to be sent was made, in ns of the wall clock; 0 for none.
 	since atomic.Int64
-	// unsent and bytes count messages that NATS did not take, and what it took.
+	// unsent counts messages that NATS did not accept, bytes those that it did.
 	unsent, bytes atomic.Uint64
 	// malformed counts messages that could not be decoded. It is atomic because they are dropped without taking the lock.
 	malformed atomic.Uint64
@@ -76,7 +76,7 @@ type Node struct {
 	routes int             // at the last call of found
 }
 
-// Start connects this replica. A NATS that is not there yet is waited for in the background.
+// Start connects this replica. If NATS is not there yet, it waits in the background.
 func Start(ctx context.Context, o Options) (*Node, error) {
 	n := &Node{id: newID(o.Config.Replica), o: o, gather: time.NewTimer(time.Hour), answers: make(chan Out, maxPeers), started: time.Now(), known: map[string]bool{}}
 	if o.Limit == nil {
@@ -108,8 +108,8 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 	}
 	o.Update(func(r *routing.Router, now time.Duration) {
 		n.core = New(n.id, r, now, n.wake)
-		// A clock that starts at 0 would make the bindings of a replica that starts cut off
-		// earlier than all others. Below 16,000 events a second clocks stay behind the wall clock.
+		// With a clock that starts at 0, the bindings of a replica that starts without a connection would be earlier
+		// than all others. Below 16,000 events per second clocks stay behind the wall clock.
 		n.core.wall = time.Duration(max(time.Now().UnixNano(), 0))
 		n.core.settings = o.Settings
 		n.core.clock = uint64(n.core.wall.Milliseconds()) << 4
@@ -119,8 +119,8 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 		}
 		r.Share(n.core)
 	})
-	// Messages that wait to be handled are bounded by nats.DefaultSubPendingBytesLimit. More are dropped,
-	// and asked for again.
+	// nats.DefaultSubPendingBytesLimit bounds the messages that wait to be handled. Others are dropped and requested
+	// again.
 	for _, subject := range []string{n.changes("*"), n.requests(n.id), n.parts(n.id)} {
 		if _, err = n.conn.Subscribe(subject, n.receive); err != nil {
 			n.Close()
@@ -163,9 +163,9 @@ func (n *Node) options() ([]nats.Option, error) {
 	options := []nats.Option{
 		nats.Name("kvlane " + n.id), nats.NoEcho(), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(250 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond), nats.Timeout(time.Second),
-		// Credentials may be accepted later: without this two refusals close the connection for good.
+		// Credentials may be accepted later; without this, two refusals close the connection permanently.
 		nats.IgnoreAuthErrorAbort(),
-		// What cannot be sent now is of no use later: the others ask for the whole state.
+		// Messages that cannot be sent now are useless later, because the others request the whole state.
 		nats.ReconnectBufSize(-1),
 		// A server that hangs must not block send and Close for the default of a minute.
 		nats.FlusherTimeout(1500 * time.Millisecond),
@@ -188,7 +188,7 @@ func (n *Node) options() ([]nats.Option, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Files are read again for each connection. One that cannot be read then is a refused connection.
+	// Files are read again for each connection. If one cannot be read, the connection is refused.
 	switch {
 	case e.CredentialsFile != "":
 		options = append(options, nats.UserCredentials(e.CredentialsFile))
@@ -217,7 +217,7 @@ func (n *Node) connected() {
 	n.wake()
 }
 
-// wake makes the changes be sent within Gather. It is called under the router's lock.
+// wake sends the changes within Gather. It is called under the router's lock.
 func (n *Node) wake() {
 	if n.since.CompareAndSwap(0, time.Now().UnixNano()) {
 		n.gather.Reset(Gather)
@@ -286,7 +286,7 @@ func (n *Node) send(ctx context.Context) {
 	}
 }
 
-// found reports whether there are more routes, or a connection to NATS, since the last call.
+// found reports whether there are more routes, or a new connection to NATS, since the last call.
 func (n *Node) found() bool {
 	was := n.routes
 	if n.routes = int(observe.Gauge(n.conn.IsConnected())); n.server != nil {
@@ -355,7 +355,7 @@ func (n *Node) put(subject, reply string, m *kvlanev1.ReplicaMessage) {
 	n.bytes.Add(uint64(len(data)))
 }
 
-// look logs the replicas that came and went, and sets ready when the start is complete.
+// look logs the replicas that joined and left, and sets ready when the start is complete.
 func (n *Node) look() {
 	s := n.State()
 	known := map[string]bool{}
@@ -402,7 +402,7 @@ func (n *Node) Waiting() string {
 	return "the state of the other replicas has not arrived"
 }
 
-// Close takes leave of the others and disconnects.
+// Close says goodbye to the others and disconnects.
 func (n *Node) Close() {
 	n.stop()
 	n.wg.Wait()
@@ -446,7 +446,8 @@ type PeerState struct {
 	Bookings uint64  `json:"bookings"`
 	Unknown  int     `json:"unknown_targets"`
 	Silent   float64 `json:"silent_seconds"`
-	// OtherSettings reports another index.key or index.block_size; Ahead is how far its clock is ahead, 0 if it is behind.
+	// OtherSettings reports a different index.key or index.block_size; Ahead is how far its clock is ahead, 0 if it is
+	// behind.
 	OtherSettings bool    `json:"other_settings"`
 	Ahead         float64 `json:"clock_ahead_seconds"`
 }

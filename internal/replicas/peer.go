@@ -18,15 +18,15 @@ import (
 type peer struct {
 	id    string
 	heard time.Duration
-	// gone reports that it was silent or left: its bookings are dropped. clock is kept, so that only
-	// newer conversations are requested if it comes back.
+	// gone reports that it was silent or left, so its bookings are dropped. clock is kept, so that only newer
+	// conversations are requested if it returns.
 	gone bool
 	// left is set by its goodbye: later messages are ignored.
 	left bool
 	// silent is how long it had been silent when it was dropped; 0 if it said goodbye.
 	silent time.Duration
-	// number is the number of its last message to all, 0 if its version does not number them.
-	// requested is the id of its last state request.
+	// number is the number of its last broadcast message, 0 if its version does not number them. requested is the id of
+	// its last state request.
 	number, requested uint64
 	// live reports that its state has arrived once. From then on seq is the sequence number of the last
 	// change that was applied, and clock the logical time of that change.
@@ -48,15 +48,15 @@ type peer struct {
 	next     uint32 // part
 	incoming map[routing.ReservationID]routing.Booking
 	order    []routing.ReservationID // of incoming, as they arrived
-	// last is the last part of a state that is being installed, nil if none is. steps are the bookings that have to be
-	// released, or copied if they are incoming.
+	// last is the last part of a state that is being installed, nil if none is. steps are the bookings to release, or
+	// to copy if they are incoming.
 	last     *kvlanev1.ReplicaMessage
 	steps    []routing.ReservationID
 	held     []*kvlanev1.ReplicaMessage
 	heldSize int // in bytes, decoded
 }
 
-// entrySize bounds what an entry of a message, of which a sender may make two bytes, takes once it is decoded.
+// entrySize bounds the memory of a decoded entry of a message, which may have only two bytes encoded.
 const entrySize = 160
 
 func sizeDecoded(m *kvlanev1.ReplicaMessage) int {
@@ -64,8 +64,8 @@ func sizeDecoded(m *kvlanev1.ReplicaMessage) int {
 	return proto.Size(m) + entrySize*entries + 8*len(m.GetReleased())
 }
 
-// hold keeps a message until the state has arrived. Beyond the bounds it drops all held messages of the
-// replica and returns false: the state has to be requested again.
+// hold keeps a message until the state has arrived. Beyond the bounds it drops all held messages of the replica and
+// returns false: the state must be requested again.
 func (c *Core) hold(p *peer, m *kvlanev1.ReplicaMessage) bool {
 	p.heldSize += sizeDecoded(m)
 	all := 0
@@ -80,7 +80,7 @@ func (c *Core) hold(p *peer, m *kvlanev1.ReplicaMessage) bool {
 	return true
 }
 
-// Receive handles a message of another replica. reply is where the answer to a request is sent.
+// Receive handles a message of another replica. reply is the subject for the answer to a request.
 func (c *Core) Receive(now time.Duration, m *kvlanev1.ReplicaMessage, reply string) {
 	if m.GetReplica() == c.id || !c.plausible(now, m) {
 		return
@@ -174,7 +174,7 @@ func (c *Core) latest(now time.Duration) uint64 {
 	return firstBound + uint64((c.wall+now-c.started).Milliseconds())<<boundShift
 }
 
-// plausible reports whether a message may advance the clock as far as it does, and counts one that may not.
+// plausible reports whether a message may advance the clock as far as it does, and counts implausible ones.
 func (c *Core) plausible(now time.Duration, m *kvlanev1.ReplicaMessage) bool {
 	if m.GetClock() <= c.latest(now) {
 		return true
@@ -197,7 +197,7 @@ func (c *Core) changes(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	}
 }
 
-// next applies changes if they follow on what is known, and asks for the state if not.
+// next applies changes if they continue the sequence, and requests the state if not.
 func (c *Core) next(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	switch {
 	case m.GetSeq() <= p.seq:
@@ -235,7 +235,7 @@ func (c *Core) ask(now time.Duration, p *peer) {
 	c.wake()
 }
 
-// answer sends the state. A later request of the same replica ends the answer to this one.
+// answer sends the state. A later request of the same replica ends this answer.
 func (c *Core) answer(p *peer, r *kvlanev1.ReplicaStateRequest, reply string) {
 	id, since := r.GetId(), r.GetSince()
 	c.out = append(c.out, Out{Reply: reply, Build: func(locked func(func())) iter.Seq[*kvlanev1.ReplicaMessage] {
@@ -281,8 +281,8 @@ func (c *Core) answer(p *peer, r *kvlanev1.ReplicaStateRequest, reply string) {
 	c.wake()
 }
 
-// writePart writes entries from to to of the bookings followed by the conversations. It leaves out
-// conversations that were used since the list was made: the change that says so follows.
+// writePart writes the entries [from, to) of the bookings followed by the conversations. It leaves out conversations
+// that were used since the list was made, because that change follows.
 func (c *Core) writePart(w *writer, own []routing.Booking, uses [numLegs][]use, from, to int) {
 	for i := from; i < to; i++ {
 		if i < len(own) {
@@ -299,8 +299,7 @@ func (c *Core) writePart(w *writer, own []routing.Booking, uses [numLegs][]use, 
 	}
 }
 
-// part takes a part of a state that was asked for. Parts that are missing or out of order
-// make the request fail, and it is repeated.
+// part handles a part of a requested state. If parts are missing or out of order, the request fails and is repeated.
 func (c *Core) part(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	s := m.GetStatePart()
 	if p == nil || p.request == 0 || s.GetId() != p.request || s.GetPart() < p.next || p.last != nil {
@@ -345,8 +344,8 @@ func (c *Core) install(now time.Duration, p *peer, m *kvlanev1.ReplicaMessage) {
 	c.proceed(now, p)
 }
 
-// Continue goes on with a state that has arrived, so that the lock is held for a short time: others may have it between
-// the calls. It reports whether there is more to do. Tick calls it, too.
+// Continue installs a further part of a state that has arrived, so that the lock is released between the calls. It
+// reports whether there is more to do. Tick calls it, too.
 func (c *Core) Continue(now time.Duration) (more bool) {
 	for _, p := range c.peersInOrder() {
 		if p.last != nil {
@@ -457,7 +456,7 @@ func (c *Core) progress(now time.Duration, p *peer, id routing.ReservationID, ph
 	c.router.RemotePhase(now, p.id, id, phase)
 }
 
-// release ends a copy. forget reports that the time at which the booking ended is not known.
+// release ends a copy. forget is set if the time at which the booking ended is not known.
 func (c *Core) release(now time.Duration, p *peer, id routing.ReservationID, forget bool) {
 	e := p.ledger[id]
 	if e == nil {
@@ -484,7 +483,7 @@ func (c *Core) drop(now time.Duration, p *peer) {
 	*p = peer{id: p.id, heard: p.heard, gone: true, clock: p.clock, number: p.number, requested: p.requested}
 }
 
-// join merges a binding of another replica. It reports whether this replica has one that wins.
+// join merges a binding of another replica. It reports whether this replica's own binding wins.
 func (c *Core) join(m *kvlanev1.ReplicaMessage, v *kvlanev1.ReplicaConversation) (wins bool) {
 	t := c.legs[v.GetLeg()]
 	key := routing.Key{Hi: v.GetHi(), Lo: v.GetLo()}

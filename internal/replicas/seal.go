@@ -8,9 +8,9 @@ import (
 	"encoding/hex"
 )
 
-// seal encrypts messages with a key made from the fleet's secret, so that a process without it
-// neither reads nor writes them, whatever NATS routes lead to it: a route's password
-// authenticates only the side that connects. nil leaves messages as they are.
+// seal encrypts messages with a key derived from the fleet's secret, so that a process without it can neither read nor
+// write them, even if NATS routes lead to it: a route's password authenticates only the side that connects. nil leaves
+// messages as they are.
 type seal struct{ cipher.AEAD }
 
 func newSeal(secret string) (*seal, error) {
@@ -25,7 +25,7 @@ func newSeal(secret string) (*seal, error) {
 	return &seal{gcm}, err
 }
 
-// routePassword is sent to other servers, so it does not reveal the secret.
+// routePassword must not reveal the secret, because it is sent to other servers.
 func routePassword(secret string) string { return hex.EncodeToString(derive(secret, "routes")) }
 
 func derive(secret, use string) []byte {

@@ -28,9 +28,9 @@ const (
 	// probeEvery is how often addresses without a route are dialled. NATS itself does so every 1 to 2 s,
 	// which would delay the agreement of replicas that were cut off.
 	probeEvery, probeTimeout = 250 * time.Millisecond, 250 * time.Millisecond
-	// pingEvery is the interval of pings between processes; two without an answer end a connection, so that a cut is noticed
-	// long before TCP's retransmissions end. Within a process nothing is cut: pings would only end connections of one that
-	// waits for a processor.
+	// pingEvery is the interval of pings between processes; two without an answer end a connection, so that a partition
+	// is noticed long before TCP's retransmissions end. Connections within a process get no pings, which would only end
+	// those of a process that waits for a processor.
 	pingEvery    = time.Second
 	routeUser    = "kvlane" // the user name of routes
 	oneSecret    = "give all replicas the same secret in fleet.embedded.secret_file"
@@ -38,7 +38,7 @@ const (
 	externalCA   = "fleet.external.tls.ca_file, the certificate of the NATS server"
 )
 
-// natsServer is the NATS server of mode embedded. Its only client is in this process.
+// natsServer is the NATS server of mode embedded. Its only client is this process.
 type natsServer struct {
 	*server.Server
 	config   *config.FleetEmbed
@@ -47,8 +47,8 @@ type natsServer struct {
 	opts     *server.Options
 	log      zerolog.Logger
 	others   atomic.Int32 // the addresses that routes name, without this replica's own
-	// routes is the number of routes at the last probe. reached has the addresses that accepted a
-	// connection since a route last ended.
+	// routes is the number of routes at the last probe. reached holds the addresses that accepted a connection since a
+	// route last ended.
 	routes  int
 	reached map[string]bool
 	refused atomic.Value // text of the last error that NATS logged, "" once all routes exist
@@ -66,14 +66,13 @@ func startServer(ctx context.Context, fleet *config.Fleet, id, secret string, li
 	port, _ := strconv.Atoi(portText) // validated
 	s := &natsServer{config: e, secret: secret, password: rand.Text(), log: log, reached: map[string]bool{}}
 	s.opts = &server.Options{
-		// A server without a port for clients would not open the one for routes. This one is on
-		// loopback, and nothing but this process knows its password. NATS would close the connection of Options.Username
-		// whenever routes change.
+		// A server without a port for clients would not open the one for routes. This one is on loopback, and nothing but
+		// this process knows its password. NATS would close the connection of Options.Username whenever routes change.
 		ServerName: id, Host: "127.0.0.1", Port: server.RANDOM_PORT, Users: []*server.User{{Username: id, Password: s.password}}, NoSigs: true, NoSystemAccount: true,
 		MaxPayload: maxPayload,
 		Cluster: server.ClusterOpts{
 			Name: fleet.Name, Host: host, Port: cmp.Or(port, server.RANDOM_PORT), NoAdvertise: true, PoolSize: -1, PingInterval: pingEvery, MaxPingsOut: 2,
-			// A replica that reads slowly is cut off: NATS would gather what it has not read without bound.
+			// A replica that reads slowly is disconnected, because NATS would buffer what it has not read without bound.
 			Compression: server.CompressionOpts{Mode: server.CompressionOff}, WriteTimeout: server.WriteTimeoutPolicyClose,
 		},
 	}
@@ -120,7 +119,7 @@ func (s *natsServer) inner() *server.Options {
 	return o
 }
 
-// accept passes connections on to NATS, which does not bound those that have not shown the secret yet.
+// accept forwards connections to NATS, which does not bound the unauthenticated ones.
 func (s *natsServer) accept(lis net.Listener) {
 	for {
 		c, err := lis.Accept()
@@ -304,11 +303,11 @@ type natsLog struct {
 	remote   *sync.Map     // as natsServer's; nil for a store
 }
 
-// advised says what to do about a message at the side that connects, and at the other one.
+// advised maps messages to advice for the side that connects, and for the other one.
 var advised = strings.NewReplacer("Authorization Violation", "Authorization Violation: "+oneSecret, "authentication error", "authentication error: "+oneSecret,
 	"x509: ", oneAuthority+": x509: ")
 
-// newNATSLog limits the rate of warnings: anybody who can connect to the port can cause them.
+// newNATSLog limits the rate of warnings, because any process that can connect to the port can cause them.
 func newNATSLog(log zerolog.Logger, last *atomic.Value) natsLog {
 	return natsLog{log.Sample(zerolog.LevelSampler{WarnSampler: &zerolog.BurstSampler{Burst: 5, Period: 10 * time.Second}}), last, zerolog.DebugLevel, nil}
 }

@@ -27,7 +27,7 @@ const (
 	saveEvery    = time.Second
 	saveTimeout  = 5 * time.Second
 	restoreLimit = 30 * time.Second
-	// reopenAfter is the first wait after a store could not be opened. It doubles up to reopenMax.
+	// reopenAfter is the first wait after a failure to open a store. It doubles up to reopenMax.
 	reopenAfter, reopenMax = 250 * time.Millisecond, 30 * time.Second
 	// saveBatch is how many bindings are written or restored under one hold of the lock.
 	saveBatch = 256
@@ -40,8 +40,7 @@ const (
 
 // saving is a Core's queue of bindings for the store.
 type saving struct {
-	// after is the age from which a stored binding is written again when its conversation is used; 0 if
-	// nothing is stored.
+	// after is the age from which a stored binding is written again when its conversation is used; 0 if nothing is stored.
 	after time.Duration
 	// all reports that the others' bindings are stored too, not only this replica's.
 	all   bool
@@ -54,7 +53,7 @@ type unsaved struct {
 	key routing.Key
 }
 
-// save queues a binding that the store does not have as it is, or has for longer than saving.after.
+// save queues a binding if the stored one differs or is older than saving.after.
 func (c *Core) save(leg int, b *binding, changed bool) {
 	if c.saving.after == 0 || b.queued || !changed && b.saved != 0 && c.ticked-b.saved < c.saving.after {
 		return
@@ -82,8 +81,8 @@ func (c *Core) takeUnsaved() (list [numLegs][]binding) {
 	return list
 }
 
-// saveAll queues the bindings that are not stored, with lost all bindings. Above maxUnsaved it takes the most recently
-// used ones.
+// saveAll queues the bindings that are not stored, or all bindings if lost is set. Above maxUnsaved it takes the most
+// recently used ones.
 func (c *Core) saveAll(lost bool) {
 	for leg, t := range c.legs {
 		for i := t.slab[0].older; i != 0; i = t.slab[i].older {
@@ -125,9 +124,9 @@ func (c *Core) saveAgain(messages []*kvlanev1.ReplicaMessage) {
 	}
 }
 
-// store keeps bindings in a key-value bucket of JetStream, so that they survive a restart of
-// all replicas. With mode embedded each replica has all of them in a NATS server of its own,
-// without ports or cluster: JetStream in the replicas' cluster would need a majority of them.
+// store keeps bindings in a key-value bucket of JetStream, so that they survive a restart of all replicas. With mode
+// embedded each replica has all of them in a NATS server of its own, without ports or cluster: JetStream in the
+// replicas' cluster would need a majority.
 type store struct {
 	fleet  *config.Fleet
 	log    zerolog.Logger
@@ -178,7 +177,7 @@ func (s *store) open(ctx context.Context, conn *nats.Conn) (err error) {
 		return err
 	}
 	info := stream.CachedInfo()
-	// A full bucket drops its oldest entries. KeyValueConfig cannot say so: its buckets refuse new entries.
+	// A full bucket drops its oldest entries. KeyValueConfig has no such option: its buckets refuse new entries.
 	info.Config.Discard = jetstream.DiscardOld
 	if _, err = s.js.UpdateStream(ctx, info.Config); err != nil {
 		return err
@@ -199,8 +198,8 @@ func (s *store) serve() (*nats.Conn, error) {
 	}
 	s.server.SetLoggerV2(natsLog{s.log, new(atomic.Value), zerolog.WarnLevel, nil}, false, false, false)
 	s.server.Start()
-	// JetStream trusts its summary, and counts up to each number that the files have: a damaged one took all memory. Without a
-	// summary it reads the files and leaves out what is damaged.
+	// JetStream trusts its summary and counts up to each number in it: a damaged one took all memory. Without a summary
+	// it reads the files and skips damaged parts.
 	_ = os.Remove(filepath.Join(folder, "jetstream", "$G", "streams", "KV_"+s.fleet.Name+"-conversations", "msgs", "index.db"))
 	// 16 MiB more than the bucket holds, for JetStream's own records.
 	limit := int64(s.fleet.Persist.MaxBytes) + 16<<20
@@ -250,7 +249,7 @@ func (s *store) close() {
 	s.js, s.kv, s.conn, s.server, s.lock = nil, nil, nil, nil, nil
 }
 
-// report logs that the store works or not, once until it changes.
+// report logs whether the store works, once per change.
 func (s *store) report(err error) {
 	s.why.Store(fmt.Sprint(err))
 	works, was := err == nil, s.works.Swap(err == nil)
@@ -263,7 +262,7 @@ func (s *store) report(err error) {
 	}
 }
 
-// persist restores the stored bindings, then writes those that change.
+// persist restores the stored bindings and then writes the changed ones.
 func (n *Node) persist(ctx context.Context) {
 	defer n.store.close()
 	wait := reopenAfter

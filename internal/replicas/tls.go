@@ -11,9 +11,9 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 )
 
-// routeTLS returns the mutual TLS of routes. Files are read at every handshake, so that they may be replaced; the last good ones
-// are used while one cannot be. Certificates are verified by the CA alone: replicas reach each other by addresses that no
-// certificate names.
+// routeTLS returns the mutual TLS of routes. Files are read at every handshake, so that they may be replaced; while one
+// cannot be read, the last good ones are used. Certificates are verified by the CA alone: replicas reach each other by
+// addresses that no certificate names.
 func routeTLS(files config.FleetTLS) (*tls.Config, error) {
 	own, err := kept(func() (tls.Certificate, error) { return config.KeyPair(files.CertFile, files.KeyFile) })
 	roots, unread := kept(func() (*x509.CertPool, error) { return config.Authorities(files.CAFile) })
@@ -30,7 +30,7 @@ func routeTLS(files config.FleetTLS) (*tls.Config, error) {
 	}, nil
 }
 
-// kept returns a function that reads again, and returns what was read last without an error. The first read must succeed.
+// kept returns a function that reads again, and returns the last good result on an error. The first read must succeed.
 func kept[T any](read func() (T, error)) (func() *T, error) {
 	var last atomic.Pointer[T]
 	again := func() error {

@@ -37,10 +37,10 @@ var engineSeries = map[string]series{
 	"trtllm": {"trtllm_num_requests_running", "trtllm_num_requests_waiting", "trtllm_kv_cache_utilization", "dp_rank"},
 }
 
-// maxGauge bounds a gauge: sums over a page still fit into an integer. More is not a number of requests.
+// maxGauge bounds a gauge, so that sums over a page fit into an integer. No engine has more requests.
 const maxGauge = 1 << 31
 
-// maxRanks bounds the ranks of a page: a worker has no more.
+// maxRanks bounds the ranks of a page, because no worker has more.
 const maxRanks = 1024
 
 // parseLoads scans a Prometheus text page for the three gauges of an engine. It reads only

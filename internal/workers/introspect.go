@@ -47,7 +47,7 @@ func (f *Facts) Fill(w *config.Worker) {
 	w.Disagg.BootstrapPort = cmp.Or(w.Disagg.BootstrapPort, f.BootstrapPort)
 }
 
-// Asker queries engines about themselves. It is safe for concurrent use.
+// Asker asks engines for facts about themselves. It is safe for concurrent use.
 type Asker struct{ client *http.Client }
 
 // NewAsker returns an asker; timeout bounds each answer.
@@ -124,16 +124,16 @@ func (l *Listed) clip() {
 	l.OwnedBy = l.OwnedBy[:min(len(l.OwnedBy), maxListed)]
 }
 
-// Context is the context length in tokens, 0 if the engine does not say.
+// Context is the context length in tokens, 0 if it is not reported.
 func (l *Listed) Context() int {
 	n, _ := strconv.Atoi(string(l.MaxModelLen))
 	return max(0, n)
 }
 
-// Engine is the kind of the engine, "" if the entry does not say.
+// Engine is the kind of the engine, "" if it is not reported.
 func (l *Listed) Engine() string { return owners[l.OwnedBy] }
 
-// Base is what the engine's --model is, "" if the engine does not say or for an adapter.
+// Base is the value of the engine's --model, "" if it is not reported or for an adapter.
 func (l *Listed) Base() (root string) {
 	if l.Parent == nil || string(l.Parent) == "null" {
 		_ = json.Unmarshal(l.Root, &root) // "" if there is none
@@ -157,7 +157,7 @@ func (a *Asker) Models(ctx context.Context, url string) ([]Listed, error) {
 	return list, nil
 }
 
-// question gets a page of an engine. It returns nil and no error if the engine does not have the page.
+// question fetches a page of an engine. It returns nil and no error if the engine does not have the page.
 func (a *Asker) question(ctx context.Context, url string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -284,8 +284,8 @@ func readServerInfo(f *Facts, body []byte, host string) error {
 	}
 	switch {
 	case said.TokensPerPage > 0:
-		// A request cannot name an attention rank, and events are polled, which drains
-		// them: only the configuration can promise that there is no other poller.
+		// A request cannot name an attention rank. Events are polled, which drains them, and only the configuration can
+		// promise that there is no other poller.
 		f.Engine, f.BlockSize = "trtllm", said.TokensPerPage
 		return nil
 	case said.PageSize <= 0 || said.DPSize <= 0 || said.BootstrapPort < 0:

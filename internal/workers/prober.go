@@ -15,9 +15,9 @@ import (
 	"time"
 )
 
-// prober runs one worker's health checks over a connection that it keeps. With two checks
-// per second and worker, net/http's client, whose two goroutines per connection wake for
-// each request, would cost twice as much CPU. Not safe for concurrent use.
+// prober runs one worker's health checks over a connection that it keeps. At two checks per second and worker
+// net/http's client would cost twice as much CPU, because its two goroutines per connection wake for each request. Not
+// safe for concurrent use.
 type prober struct {
 	timeout time.Duration
 
@@ -64,7 +64,7 @@ func (p *prober) loads(ctx context.Context, address, engine string) (loads []Ran
 	return loads, err
 }
 
-// statusError is an answer with another status than 2xx.
+// statusError is an answer with a status other than 2xx.
 type statusError struct {
 	path string
 	code int

@@ -27,12 +27,11 @@ type Worker struct {
 
 	// Ready reports that the last checks succeeded: the worker may be picked.
 	Ready bool
-	// Draining reports that its source is removing the worker: it gets no new picks, running requests end normally.
+	// Draining reports that its source is removing the worker: it gets no new picks, and running requests end normally.
 	Draining bool
 	// Reason is why it is not ready, "" if it is.
 	Reason string
-	// Generation distinguishes two workers that had the same name or address one after the
-	// other: the new one inherits nothing.
+	// Generation distinguishes successive workers with the same name or address: the new one inherits nothing.
 	Generation uint64
 }
 
@@ -45,12 +44,12 @@ type RankLoad struct {
 	KVUsage float64
 }
 
-// EngineCache is what an engine's /metrics say about its cache and its ranks.
+// EngineCache is what an engine's /metrics page reports about its cache and its ranks.
 type EngineCache struct {
 	// BlockSize is in tokens; 0 if it is not reported.
 	BlockSize        int
 	PrefixCachingOff bool
-	// FirstRank is the least of the Ranks ranks on the page; both are 0 if its series name none.
+	// FirstRank is the lowest of the Ranks ranks on the page; both are 0 if its series name no rank.
 	FirstRank, Ranks int
 	// NoLoad is why the engine has no such page, "" if it has.
 	NoLoad string
@@ -61,10 +60,9 @@ type Entry struct {
 	config.Worker
 
 	Draining bool
-	// Unready is why the source considers the worker not ready, whatever its health check says; "" if it does not.
+	// Unready is why the source considers the worker not ready, regardless of its health check; "" if it does not.
 	Unready string
-	// Identity changes with the process behind the same name and address (a pod's UID); ""
-	// where the source cannot know.
+	// Identity changes with the process behind the same name and address (a pod's UID); "" where the source cannot know.
 	Identity string
 }
 
@@ -74,9 +72,9 @@ type Options struct {
 	// Scrape is the interval of load reports; 0 reads none.
 	Scrape time.Duration
 	Log    zerolog.Logger
-	// OnChange gets every worker, sorted by name, whenever one of them changed. Calls do not overlap.
+	// OnChange receives all workers, sorted by name, whenever one of them changed. Calls do not overlap.
 	OnChange func([]Worker)
-	// OnLoad gets a worker's load reports and when their measurement began. Calls for different workers may overlap.
+	// OnLoad receives a worker's load reports and when their measurement began. Calls for different workers may overlap.
 	OnLoad func(worker string, at time.Time, loads []RankLoad)
 	// OnCache is called when what a worker's engine reports about its cache has changed, at
 	// most once a minute; may be nil.
@@ -102,14 +100,14 @@ type Registry struct {
 	untold     int // number of changes for which OnChange has not returned yet
 }
 
-// trouble is why a source could not be read, so that its last list stays.
+// trouble is why a source could not be read; its last list then stays.
 type trouble struct {
 	text   string
 	logged time.Time
 }
 
-// source records that a source could not be read (text, err) or, with a nil error, that it could. It logs the first failure in
-// a row, then at most one a minute.
+// source records that a source could not be read (text, err) or, with a nil error, that it could. It logs the first of
+// several failures in a row, then at most one per minute.
 func (r *Registry) source(name, text string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -125,7 +123,7 @@ func (r *Registry) source(name, text string, err error) {
 	r.stuck[name] = now
 }
 
-// Stuck returns what keeps sources from being read, sorted.
+// Stuck returns why sources cannot be read, sorted.
 func (r *Registry) Stuck() (why []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -203,7 +201,7 @@ func (r *Registry) Set(source string, list []Entry) {
 	for name, e := range want {
 		if t, ok := r.tracked[name]; ok {
 			if t.entry.Unready != "" && e.Unready == "" {
-				// The source has just seen it become ready, which is newer than our last check.
+				// The source has just reported it ready, which is newer than our last check.
 				t.down, t.failures, t.checked = "", 0, true
 				Poke(t.kick)
 			}
@@ -257,7 +255,7 @@ func (r *Registry) Suspect(name string) {
 	}
 }
 
-// Poke sends without blocking: one that waits to be received is enough.
+// Poke sends without blocking, as one pending signal is enough.
 func Poke(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -387,7 +385,7 @@ const slots = 10
 
 var started = time.Now()
 
-// turns is a timer for the times since started that are a multiple of every plus phase: workers are checked in turn.
+// turns is a timer that fires at phase plus multiples of every after started, so that workers are checked in turn.
 type turns struct {
 	*time.Timer
 
@@ -411,7 +409,7 @@ func (t turns) next() {
 // until is the time from now to the next turn to check, more than 0.
 func (t turns) until(now time.Duration) time.Duration { return t.every - (now+t.every-t.phase)%t.every }
 
-// check checks a worker's health. early reports that p has the shorter first timeout; check then returns whether the check
+// check checks a worker's health. early reports that p has the shorter first timeout; check then reports whether it
 // timed out.
 func (r *Registry) check(ctx context.Context, t *tracked, p *prober, early bool) (again bool) {
 	r.mu.Lock()

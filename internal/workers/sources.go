@@ -111,17 +111,17 @@ func (r *Registry) resolve(d config.DNS) {
 	r.Set("dns:"+d.Name, list)
 }
 
-// Pool is a pool of a source: what identifies requests for it, and its workers.
+// Pool is a pool of workers, with what identifies requests for it.
 type Pool struct {
 	Namespace, Name string // Name is "" for a selector
-	// Service and Port are the endpoint picker that the pool refers to, "" and 0 if it refers to none.
+	// Service and Port are the endpoint picker that the pool refers to, "" and 0 if there is none.
 	Service string
 	Port    int
 	// Endpoints are the addresses of its workers, sorted.
 	Endpoints []string
 }
 
-// At makes the worker of a template at an address; without a name of its own it is named by it.
+// At returns a template's worker at an address. If the template has no name, the address is the name.
 func At(template config.Worker, ip string, port int) config.Worker {
 	w := template
 	if w.Name == "" {

@@ -17,14 +17,14 @@ import (
 type Access struct {
 	// Config is client-go's.
 	Config *rest.Config
-	// Namespace is that of names without a namespace.
+	// Namespace is the default for names without a namespace.
 	Namespace string
 }
 
 // namespaceFile is where the kubelet writes a pod's namespace.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// InCluster returns the access of the pod that this process runs in.
+// InCluster returns the API access of the pod that this process runs in.
 func InCluster() (Access, error) {
 	config, err := rest.InClusterConfig()
 	if errors.Is(err, rest.ErrNotInCluster) {
@@ -37,7 +37,7 @@ func InCluster() (Access, error) {
 	return Access{Config: config, Namespace: strings.TrimSpace(string(namespace))}, nil
 }
 
-// Kubeconfig returns the access of a kubeconfig's current context.
+// Kubeconfig returns the API access of a kubeconfig's current context.
 func Kubeconfig(path string) (Access, error) {
 	file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}, &clientcmd.ConfigOverrides{})
 	config, err := file.ClientConfig()

@@ -22,13 +22,13 @@ type collection struct {
 	resource, namespace string
 	// labels and fields are selectors as the API server reads them, "" for all.
 	labels, fields string
-	// failed gets why the collection cannot be listed or watched, each time, and nil when a watch begins.
+	// failed is called with each error of listing or watching the collection, and with nil when a watch begins.
 	failed func(err error)
 }
 
-// follow watches a collection with an informer until ctx ends. It calls changed with all objects after the first list,
-// and after changes, several of which may be combined; while the API server is unavailable the last state stays.
-// changed must not modify the objects. Calls do not overlap.
+// follow watches a collection with an informer until ctx ends. It calls changed with all objects after the first list
+// and after changes, which may be combined. While the API server is unavailable, the last state stays. changed must not
+// modify the objects. Calls do not overlap.
 func follow[T any, P interface {
 	*T
 	runtime.Object

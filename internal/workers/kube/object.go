@@ -8,8 +8,8 @@ import (
 	"github.com/kvlane/kvlane/internal/observe"
 )
 
-// Only the fields that are read: the types of k8s.io/api would add 3.2 MB of code to the
-// binary, and pod specifications to memory.
+// These types have only the fields that are read: those of k8s.io/api would add 3.2 MB of code to the binary, and keep
+// whole pod specifications in memory.
 
 var (
 	podVersion  = schema.GroupVersion{Version: "v1"}
@@ -41,7 +41,7 @@ type (
 	Objective = resource[objectiveSpec, none]
 )
 
-// resource has the fields of an object that are read.
+// resource holds the fields of an object that are read.
 type resource[Spec, Status any] struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`

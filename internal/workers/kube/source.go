@@ -36,8 +36,8 @@ type Options struct {
 	// Models makes workers serve the models that their engines list. Leave it false if only one model is configured: a
 	// request for an adapter that was just loaded would not find a worker.
 	Models bool
-	// SetObjectives gets the priorities of the InferenceObjectives by name, after the first list and on changes. It must not
-	// change them. Needed with Kubernetes.Objectives.
+	// SetObjectives receives the priorities of the InferenceObjectives by name, after the first list and on changes. It
+	// must not change the map. Required with Kubernetes.Objectives.
 	SetObjectives func(priorities map[string]int)
 	Log           zerolog.Logger
 }
@@ -68,8 +68,8 @@ type pool struct {
 	endWatch context.CancelFunc
 	watching string // selector
 
-	// publishing is held by publish, so that an older list never replaces a newer one; due reports that a call of
-	// publish waits for it: it will publish all changes made before.
+	// publishing is held by publish, so that an older list never replaces a newer one. due reports that a call of
+	// publish waits for it and will publish all changes made before.
 	publishing sync.Mutex
 	due        atomic.Bool
 
@@ -140,7 +140,7 @@ func Start(ctx context.Context, o Options) *Source {
 	return s
 }
 
-// failed returns a function that keeps why something cannot be followed, logs a reason that is new, and forgets it with nil.
+// failed returns a function that stores why something cannot be followed and logs new reasons; nil clears it.
 func (s *Source) failed(what string) func(error) {
 	return func(err error) {
 		s.mu.Lock()
@@ -436,9 +436,8 @@ func (p *pool) warn(at endpoint, pod string, left, err error) {
 	p.warned[at] = text
 }
 
-// ask returns the engine's answer, nil while there is none; a ready pod whose engine has
-// not answered stays unready until it does. Engines are queried from the start of their
-// container, so that most have answered when the kubelet reports them ready.
+// ask returns the engine's answer, nil while there is none; until then a ready pod counts as unready. Engines are
+// queried from the start of their container, so that most have answered when the kubelet reports them ready.
 func (p *pool) ask(at endpoint, pod *Pod, e *workers.Entry) *workers.Facts {
 	if p.src.opts.Ask == nil {
 		return nil
@@ -458,8 +457,8 @@ func (p *pool) ask(at endpoint, pod *Pod, e *workers.Entry) *workers.Facts {
 	return q.facts
 }
 
-// interview repeats the query until the engine answers, and then only that for the models,
-// which change while an engine runs. All other facts change only with the process.
+// interview repeats the query until the engine answers. Then it queries only the models, because all other facts change
+// only with the process.
 func (p *pool) interview(ctx context.Context, q *question, address string) {
 	wait := firstAsk
 	for {
@@ -505,7 +504,8 @@ func (p *pool) heard(q *question, f *workers.Facts) bool {
 	return true
 }
 
-// Pools returns all pools as last listed. Each request calls it, so it takes no lock: thousands of pods hold it for long.
+// Pools returns all pools as last listed. It takes no lock, because each request calls it and updates of thousands of
+// pods hold the lock for long.
 func (s *Source) Pools() []workers.Pool { return *s.current.Load() }
 
 // refresh sets what Pools returns. The caller holds mu.

@@ -20,10 +20,10 @@ import (
 // precedence over a label of the same name.
 const Prefix = "kvlane.dev/"
 
-// roleLabels have a pod's role where the configuration names none: our own, then those of llm-d and Dynamo.
+// roleLabels are the default labels for a pod's role: our own, then those of llm-d and Dynamo.
 var roleLabels = []string{Prefix + "role", "llm-d.ai/role", "nvidia.com/dynamo-sub-component-type", "nvidia.com/dynamo-component-type"}
 
-// engineLabels have a pod's engine kind: those of llm-d and of the Gateway API inference extension.
+// engineLabels are the labels for a pod's engine kind: those of llm-d and of the Gateway API inference extension.
 var engineLabels = []string{"llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type"}
 
 // zoneLabels become the worker's label zone.
@@ -32,8 +32,8 @@ var zoneLabels = []string{"topology.kubernetes.io/zone", "failure-domain.beta.ku
 // errNotWorker marks pods without an engine that serves requests.
 var errNotWorker = errors.New("not a worker")
 
-// roles are the values of role labels. An encoder computes neither of the two
-// phases that are routed; a frontend computes nothing.
+// roles maps the values of role labels. Encoders and frontends compute neither prefill nor decode, so they are not
+// routed to.
 var roles = map[string]string{
 	"": "", "both": "both", "prefill": "prefill", "decode": "decode", "worker": "",
 	"prefill-decode": "both", "decode-prefill": "both", "encode-prefill-decode": "both", "encode-decode": "decode", "encode-prefill": "prefill",
@@ -67,13 +67,13 @@ var hints = map[string]string{
 	"receiver-query-port":  "disagg.receiver_query_port",
 }
 
-// maxHint bounds a hint in bytes, where Kubernetes allows 256 KiB; maxNames the models of a pod times its ranks, since
-// each rank has them and the router's lock is held while they enter.
+// maxHint bounds a hint in bytes, where Kubernetes allows 256 KiB. maxNames bounds the models of a pod times its ranks,
+// since each rank lists them and the router's lock is held while they are added.
 const maxHint, maxNames = 4096, 1 << 16
 
 // describe returns the worker for a pod's i-th port. facts are the engine's own answers, nil if it was not queried. The
 // result is validated like a static worker: hints and facts that violate its rules are dropped and named in left. err
-// is errNotWorker if the pod has no engine to route to, or says why the worker is invalid.
+// is errNotWorker if the pod has no engine to route to, or explains why the worker is invalid.
 func describe(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts) (w config.Worker, left, err error) {
 	role, said, problems := read(k, p)
 	if slices.Contains(notWorkers, role) {
@@ -123,8 +123,8 @@ func assemble(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts, s
 	w.Fill(p.Name, p.Status.PodIP, port)
 	for _, e := range []*string{&w.Events.Endpoint, &w.Events.Replay} {
 		if *e != facts.Events.Endpoint && *e != facts.Events.Replay {
-			// An endpoint from facts belongs to the queried port's own engine. One from a template belongs
-			// to the pod's first engine; those of the others have the ports after it.
+			// An endpoint from facts belongs to the queried port's own engine. One from a template belongs to the pod's
+			// first engine; the others use the ports after it.
 			if own, err := workers.RankEndpoint(*e, i); err == nil {
 				*e = own
 			}
@@ -141,7 +141,7 @@ func assemble(k *config.Kubernetes, p *Pod, port, i int, facts *workers.Facts, s
 	return w
 }
 
-// read parses labels and annotations; values that cannot be parsed become problems.
+// read parses labels and annotations. Values that cannot be parsed become problems.
 func read(k *config.Kubernetes, p *Pod) (role string, said map[string]string, problems []error) {
 	keys := roleLabels
 	if len(k.RoleLabels) > 0 {
@@ -191,9 +191,9 @@ func read(k *config.Kubernetes, p *Pod) (role string, said map[string]string, pr
 	return role, said, problems
 }
 
-// foreign finds event endpoints and connector hosts of a pod that are not at its own address, and very many models. Only
-// the configuration may name other hosts: a pod, whose author need not operate Kvlane, or an engine could otherwise make
-// Kvlane or other engines connect to any host, or claim another engine's events.
+// foreign finds event endpoints and connector hosts of a pod that are not at its own address, and too many models. Only
+// the configuration may name other hosts. Otherwise an engine, or a pod whose author does not operate Kvlane, could
+// make Kvlane or other engines connect to any host, or claim another engine's events.
 func foreign(k *config.Kubernetes, p *Pod, w *config.Worker, said map[string]string) []config.Problem {
 	var out []config.Problem
 	for _, e := range []struct{ hint, path, value string }{{"events", "events.endpoint", w.Events.Endpoint}, {"replay", "events.replay", w.Events.Replay}} {
@@ -242,7 +242,7 @@ func hintOf(path string) string {
 }
 
 // leaveOut deletes the hints that may cause a problem with the field that hint sets, and returns their names: the hint
-// and its group, else the ranks, from which the ports of events are computed.
+// and its group, else the ranks, which determine the ports of events.
 func leaveOut(said map[string]string, hint string) (out []string) {
 	if _, given := said[hint]; given && hint == "replay" {
 		delete(said, hint) // events work without it
@@ -295,8 +295,8 @@ func first(labels map[string]string, keys []string) string {
 	return ""
 }
 
-// newestFirst orders pods so that of two with the same address the running one wins: it got
-// the address when the other's containers had ended.
+// newestFirst orders pods so that the running one of two with the same address wins: it got the address when the
+// other's containers had ended.
 func newestFirst(pods []*Pod) []*Pod {
 	return slices.SortedFunc(slices.Values(pods), func(a, b *Pod) int {
 		if (a.DeletionTimestamp == nil) != (b.DeletionTimestamp == nil) {
