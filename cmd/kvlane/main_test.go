@@ -52,6 +52,8 @@ func TestCommands(t *testing.T) {
 	twice := file("twice.yaml", "models:\n- {tokenizer: /no/such/folder, name: m}\n- {tokenizer: /nor/this, name: n}\n")
 	template := file("t.jinja", "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{{ strftime_now('%Y-%m-%d') }}")
 	broken := file("broken.jinja", "{% for %}")
+	long := file("long.jinja", "{{ 'all of it' }}"+strings.Repeat("\n", 4<<20))
+	cut := file("cut.yaml", "models: [{name: m, tokenizer: \"builtin:qwen3\", chat_template: "+long+"}]\n")
 	empty := file("empty.json", "{}")
 	anywhere := []string{"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}
 	half, hollow := t.TempDir(), t.TempDir()
@@ -122,6 +124,8 @@ func TestCommands(t *testing.T) {
 		{"serve looks at its sockets first", "", append([]string{"serve", "--config", missing}, "--admin", "127.0.0.1:0", "--listen", "unix:/no/such/s"), 1, "", missing + ": listen.address: there is no folder /no/such here: make it"},
 		{"check with a tokenizer that is not built in", "", []string{"check", "--config", unbuilt}, 1, "", unbuilt + `:1:31: models[0].tokenizer: no such tokenizer: builtin has only qwen3, not "gpt5": name a folder`},
 		{"check without the template", "", []string{"check", "--config", nowhere}, 1, "", nowhere + ":1:63: models[0].chat_template: open /no/such.jinja: no such file or directory: name the template that the engine runs with"},
+		{"check with a template that would be cut", "", []string{"check", "--config", cut}, 1, "", cut + ":1:63: models[0].chat_template: " + long + " has more than 4194304 bytes: mend the template"},
+		{"render with a template that would be cut", "{}", []string{"render", "--template", long, "--context"}, 1, "", long + " has more than 4194304 bytes"},
 		{"check names every model", "", []string{"check", "--config", twice}, 1, "", twice + ":3:15: models[1].tokenizer: "},
 		{"serve with two files", "", []string{"serve", "--config", missing, good}, 2, "", "unexpected argument " + good},
 		{"check with two files", "", []string{"check", "--config", good, missing}, 2, "", "unexpected argument " + missing},

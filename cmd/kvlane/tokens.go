@@ -55,26 +55,24 @@ func runRender(ctx context.Context, io streams, args []string) error {
 	if *context < 0 {
 		return usageError{fmt.Sprintf("--max-model-len %d: want a number of tokens, or 0 for no limit", *context)}
 	}
+	var err error
 	now := time.Now()
 	if *nowText != "" {
-		var err error
 		if now, err = time.ParseInLocation("2006-01-02T15:04:05", *nowText, time.Local); err != nil {
 			return usageError{fmt.Sprintf("--now %q is not like 2026-11-20T20:00:00", *nowText)}
 		}
 	}
-	source := ""
+	var source []byte
 	if *file != "" {
-		text, err := config.ReadFile(*file)
-		if err != nil {
+		if source, err = config.ReadFile(*file); err != nil {
 			return err
 		}
-		source = string(text)
 	}
 	if *isContext {
 		if *file == "" {
 			return usageError{"--context needs --template FILE"}
 		}
-		return answered(shape.RenderContextLines(io.in, io.out, source, now))
+		return answered(shape.RenderContextLines(io.in, io.out, string(source), now))
 	}
 	if *dir == "" {
 		return usageError{"needs --tokenizer DIR, or --template FILE --context"}
@@ -88,9 +86,9 @@ func runRender(ctx context.Context, io streams, args []string) error {
 		return err
 	}
 	loaded := during(io.err, "loading tokenizer "+*dir)
-	m, err := modelOf(*dir, files, shape.Options{ChatTemplate: source, ToolParser: *tools, MaxModelLen: *context, TrustTemplates: *trust, Now: func() time.Time { return now }})
+	m, err := modelOf(*dir, files, shape.Options{ChatTemplate: string(source), ToolParser: *tools, MaxModelLen: *context, TrustTemplates: *trust, Now: func() time.Time { return now }})
 	loaded()
-	if syntax, ok := errors.AsType[*jinja.Error](err); ok && source != "" {
+	if syntax, ok := errors.AsType[*jinja.Error](err); ok && len(source) > 0 {
 		return &templateError{*file, syntax}
 	}
 	if err != nil {

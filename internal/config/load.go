@@ -126,10 +126,7 @@ func decodeFile(file string, text []byte, into any) (*decoder, error) {
 	d := &decoder{places: places{file, map[string]place{}}, anchors: map[string]ast.Node{}, meant: map[string]bool{}}
 	d.bad, d.note = d.reporter(&d.problems), d.reporter(&d.warnings)
 	text = bytes.TrimPrefix(text, []byte(byteOrderMark))
-	if len(text) > maxFile {
-		return nil, ProblemsError{{File: file, Message: fmt.Sprintf("has more than %d bytes", maxFile)}}
-	}
-	if p, ok := unreadable(text); !ok {
+	if p := unreadable(text); p.Message != "" {
 		p.File = file
 		return nil, ProblemsError{p}
 	}
@@ -215,25 +212,26 @@ func crowdedAt(tokens token.Tokens) int {
 	return 0
 }
 
-// unreadable describes a file that is not text: printing its lines would garble the
-// terminal. ok reports that the file is text.
-func unreadable(text []byte) (p Problem, ok bool) {
+// unreadable describes a file that is too long or not text: printing its lines would garble the terminal.
+func unreadable(text []byte) Problem {
 	switch {
+	case len(text) > maxFile: // such as the standard input
+		return Problem{Message: fmt.Sprintf("has more than %d bytes", maxFile)}
 	case bytes.HasPrefix(text, []byte{0x1f, 0x8b}):
-		return Problem{Line: 1, Column: 1, Message: "is compressed with gzip: unpack it"}, false
+		return Problem{Line: 1, Column: 1, Message: "is compressed with gzip: unpack it"}
 	case bytes.HasPrefix(text, []byte{0xff, 0xfe}), bytes.HasPrefix(text, []byte{0xfe, 0xff}):
-		return Problem{Line: 1, Column: 1, Message: "is UTF-16: save it as UTF-8"}, false
+		return Problem{Line: 1, Column: 1, Message: "is UTF-16: save it as UTF-8"}
 	}
 	for at := 0; at < len(text); {
 		r, n := utf8.DecodeRune(text[at:])
 		if r == utf8.RuneError && n == 1 || r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0x7f {
 			start := bytes.LastIndexByte(text[:at], '\n') + 1
 			return Problem{Line: 1 + bytes.Count(text[:at], []byte{'\n'}), Column: 1 + utf8.RuneCount(text[start:at]),
-				Message: fmt.Sprintf("is not text (byte %#02x): a configuration is YAML or JSON in UTF-8", text[at])}, false
+				Message: fmt.Sprintf("is not text (byte %#02x): a configuration is YAML or JSON in UTF-8", text[at])}
 		}
 		at += n
 	}
-	return Problem{}, true
+	return Problem{}
 }
 
 // syntaxAdvice is what to do about what the YAML parser says.

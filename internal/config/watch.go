@@ -11,11 +11,11 @@ import (
 	"strings"
 )
 
-// maxFile bounds a configuration and a workers file in bytes: the parser takes seconds for a MiB.
+// maxFile bounds files in bytes: the parser of configurations takes seconds for a MiB.
 const maxFile = 4 << 20
 
-// ReadFile is os.ReadFile for settings, secrets and certificates. Only a regular file or a pipe of the shell is opened, as a
-// FIFO would be waited for. Of one longer than maxFile it returns enough for it to be refused.
+// ReadFile is os.ReadFile for settings, templates, secrets and certificates. It refuses files longer than maxFile. Only a regular
+// file or a pipe of the shell is opened, as a FIFO would be waited for.
 func ReadFile(file string) ([]byte, error) {
 	if st, err := os.Stat(file); err == nil && !st.Mode().IsRegular() && file != "/dev/stdin" && !strings.HasPrefix(file, "/dev/fd/") {
 		return nil, fmt.Errorf("%s is not a regular file", file)
@@ -25,7 +25,11 @@ func ReadFile(file string) ([]byte, error) {
 		return nil, err
 	}
 	defer in.Close()
-	return io.ReadAll(io.LimitReader(in, maxFile+1))
+	text, err := io.ReadAll(io.LimitReader(in, maxFile+1))
+	if len(text) > maxFile {
+		return nil, fmt.Errorf("%s has more than %d bytes", file, maxFile)
+	}
+	return text, err
 }
 
 // KeyPair is tls.LoadX509KeyPair with ReadFile.

@@ -39,27 +39,57 @@ func TestAFileThatDisappears(t *testing.T) {
 	}
 }
 
-// A long file is refused, neither read whole nor parsed; one at the bound is parsed.
+// A long file is refused by all that read files, never cut; one at the bound is read whole.
 func TestLongFilesAreRefused(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "k.yaml")
-	for _, size := range []int{maxFile, maxFile + 1, 16 << 20} {
-		if err := os.WriteFile(file, []byte("#"+strings.Repeat("x", size-1)), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		const want = "k.yaml: has more than 4194304 bytes"
-		_, _, err := Load(file)
-		if said := err != nil && strings.HasSuffix(err.Error(), want); said != (size > maxFile) {
-			t.Errorf("%d bytes: got %.200v, want an error %q above %d bytes only", size, err, want, maxFile)
-		}
-		text, err := ReadFile(file)
-		if err != nil || len(text) != min(size, maxFile+1) {
-			t.Errorf("%d bytes: got %d, %v, want at most %d", size, len(text), err, maxFile+1)
-		}
-		if _, err := ParseWorkers(file, text); size > maxFile && (err == nil || !strings.HasSuffix(err.Error(), want)) {
-			t.Errorf("workers file of %d bytes: got %.200v, want an error %q", size, err, want)
-		}
-		if read, _, err := WatchFile(file, nil).Changed(); err != nil || len(read) > maxFile+1 {
-			t.Errorf("%d bytes: watched %d, %v, want at most %d", size, len(read), err, maxFile+1)
+	dir := t.TempDir()
+	good, key := certificate(t, dir, time.Hour)
+	pem, err := os.ReadFile(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := os.ReadFile(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "long")
+	reads := map[string]struct {
+		text string
+		read func() error
+	}{
+		"configuration": {"#", func() error { _, _, err := Load(file); return err }},
+		"text": {"#", func() error {
+			text, err := os.ReadFile(file)
+			_, bad := Parse(file, text)
+			return errors.Join(err, bad)
+		}},
+		"workers": {"[]", func() error {
+			text, err := os.ReadFile(file)
+			_, bad := ParseWorkers(file, text)
+			return errors.Join(err, bad)
+		}},
+		"watched": {"#", func() error { _, _, err := WatchFile(file, nil).Changed(); return err }},
+		"file": {"#", func() error {
+			if text, err := ReadFile(file); err != nil || len(text) == maxFile {
+				return err
+			}
+			return errors.New("it was cut")
+		}},
+		"secret":      {"s", func() error { _, err := (&FleetEmbed{SecretFile: file}).Secret(); return err }},
+		"certificate": {string(pem), func() error { _, err := KeyPair(file, key); return err }},
+		"key":         {string(private), func() error { _, err := KeyPair(good, file); return err }},
+		"authorities": {string(pem), func() error { _, err := Authorities(file); return err }},
+	}
+	for name, c := range reads {
+		for _, size := range []int{maxFile, maxFile + 1, 16 << 20} {
+			if err := os.WriteFile(file, []byte(c.text+strings.Repeat("\n", size-len(c.text))), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			err := c.read()
+			if want := file + " has more than 4194304 bytes"; size <= maxFile && err != nil {
+				t.Errorf("%s of %d bytes: got %.200v, want it read", name, size, err)
+			} else if size > maxFile && (err == nil || !strings.HasSuffix(strings.Replace(err.Error(), ": has", " has", 1), want)) {
+				t.Errorf("%s of %d bytes: got %.200v, want an error %q", name, size, err, want)
+			}
 		}
 	}
 }
