@@ -748,6 +748,25 @@ func TestCostOfTemplates(t *testing.T) {
 	}
 }
 
+// decider is one that knows a worker of an engine, with more lines of configuration.
+func decider(t *testing.T, m *shape.Model, engine, more string) *decide.Decider {
+	t.Helper()
+	c, err := config.Parse("test.yaml", []byte("models: [{name: demo, tokenizer: \"builtin:qwen3\", hand_ids: true, check: {disabled: true}}]\n"+
+		"tenants: {salt_header: x-tenant, required: false}\n"+more))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := decide.New(decide.Options{Config: c, Models: []*fleet.Model{{Config: c.Models[0], Tokens: m}}, Metrics: observe.New("test"), Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	d.Fleet().SetWorkers([]workers.Worker{{Ready: true, Generation: 1, Worker: config.Worker{
+		Name: "w", Address: "10.0.0.1:8000", Engine: engine, Role: "both", Ranks: 2, RankBy: "header", Speed: 1, Models: []string{"demo"},
+	}}})
+	return d
+}
+
 // TestCostOfDecisions decides whole requests, none of which the caches have seen, for engines with and without a connector:
 // whatever a decision does with a body is in it.
 func TestCostOfDecisions(t *testing.T) {
@@ -756,19 +775,7 @@ func TestCostOfDecisions(t *testing.T) {
 	paths := map[body.API]string{body.Chat: "/v1/chat/completions", body.Completions: "/v1/completions", body.Responses: "/v1/responses", body.Messages: "/v1/messages"}
 	const number = "00000000"
 	for engine, connector := range map[string]string{"vllm": "connector: p2p-nccl", "sglang": "", "trtllm": ""} {
-		c, err := config.Parse("test.yaml", []byte("models: [{name: demo, tokenizer: \"builtin:qwen3\", hand_ids: true, check: {disabled: true}}]\nlimits: {decision_timeout: 0s}\n"+
-			"disagg: {"+connector+"}\ntenants: {salt_header: x-tenant, required: false}\n"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		d, err := decide.New(decide.Options{Config: c, Models: []*fleet.Model{{Config: c.Models[0], Tokens: m}}, Metrics: observe.New("test"), Log: zerolog.Nop()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(d.Close)
-		d.Fleet().SetWorkers([]workers.Worker{{Ready: true, Generation: 1, Worker: config.Worker{
-			Name: "w", Address: "10.0.0.1:8000", Engine: engine, Role: "both", Ranks: 2, RankBy: "header", Speed: 1, Models: []string{"demo"},
-		}}})
+		d := decider(t, m, engine, "limits: {decision_timeout: 0s}\ndisagg: {"+connector+"}\n")
 		made, routed := 0, 0
 		check := func(name, path string, fields func(n int) string) {
 			t.Run(engine+path+"/"+name, func(t *testing.T) {
@@ -800,5 +807,41 @@ func TestCostOfDecisions(t *testing.T) {
 		if routed < made/2 {
 			t.Errorf("%s: got %d of %d requests routed, want most", engine, routed, made)
 		}
+	}
+}
+
+// TestLargeArgumentsEndWithTheDeadline decides requests of 16 MB of arguments of tool calls: beyond the deadline a decision costs
+// no more than some passes over the body, whose own cost is known from checking it.
+func TestLargeArgumentsEndWithTheDeadline(t *testing.T) {
+	prepared(t)
+	const size, deadline, passes = 16 << 20, 100 * time.Millisecond, 12
+	d := decider(t, qwen3(t), "vllm", fmt.Sprintf("limits: {decision_timeout: %s}\ndisagg: {connector: p2p-nccl}\n", deadline))
+	for name, fields := range requests[body.Chat] {
+		if !strings.Contains(name, "argument") {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			text := []byte(`{"model":"demo",` + fields(size) + `}`)
+			var took, limit time.Duration
+			for try := range 3 {
+				start := processorTime(t)
+				if err := body.Valid(text); err != nil {
+					t.Fatal(err)
+				}
+				checked := processorTime(t)
+				r := &extproc.Request{ID: "r", Method: "POST", Path: "/v1/chat/completions", Headers: []extproc.Header{{Name: "x-tenant", Value: fmt.Sprint(try)}}, Body: text}
+				got := d.Decide(t.Context(), r)
+				took, limit = processorTime(t)-checked, deadline+passes*(checked-start)
+				if got.Ticket == nil {
+					t.Fatalf("got no target: %s", got.Reject.Body)
+				}
+				got.Ticket.End(time.Now())
+				t.Logf("decided in %v, checked in %v", took, checked-start)
+				if took <= limit {
+					return
+				}
+			}
+			t.Errorf("got %v of a processor, want at most %v: the deadline and %d times the cost of checking the body", took, limit, passes)
+		})
 	}
 }

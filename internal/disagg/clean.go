@@ -121,7 +121,7 @@ func cleanParams(own []byte) []body.Edit {
 		return []body.Edit{remove(kvParams)}
 	}
 	others := false
-	body.EachMember(own, func(key, _ []byte) { others = others || body.Text(key) != "prompt_token_ids" })
+	body.EachMember(own, func(key, _ []byte) { others = others || !body.IsKey(key, "prompt_token_ids") })
 	if !others {
 		return nil
 	}

@@ -42,14 +42,8 @@ func TextOf(raw []byte) (text string, ok bool) {
 	if len(raw) < 2 || raw[0] != '"' {
 		return "", false
 	}
-	if !hasEscape(raw) {
-		return string(raw[1 : len(raw)-1]), true
-	}
-	out, err := AppendText(nil, raw)
-	if err != nil {
-		return "", false
-	}
-	return string(out), true
+	out, ok := textWithin(len(raw), nil, raw)
+	return string(out), ok
 }
 
 // Text returns the decoded text of raw, a checked JSON value, or "" if raw is not a string or contains a lone surrogate.

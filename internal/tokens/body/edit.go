@@ -103,17 +103,19 @@ func changes(edits []Edit, depth int) (list []change, at map[string]int) {
 func (e *editor) members(start int, at map[string]int, each func(m member)) (tail, n, end int, err error) {
 	s := scanner{b: e.b}
 	tail = start + 1
+	longest := 0
+	for name := range at {
+		longest = max(longest, len(name))
+	}
 	end = s.object(start, func(key, value Span) {
 		if n%checkMembers == 0 && err == nil {
 			if err = context.Cause(e.ctx); err != nil {
 				s.stop()
 			}
 		}
-		name := e.b[key.Start+1 : key.End-1]
-		if hasEscape(name) {
-			name = []byte(Text(key.Of(e.b)))
-		}
-		if i, ok := at[string(name)]; ok && err == nil {
+		var room [roomForKey]byte
+		name, ok := textWithin(longest, room[:0], key.Of(e.b))
+		if i, named := at[string(name)]; ok && named && err == nil {
 			each(member{key: key, value: value, index: n, before: tail, change: i})
 		}
 		n++

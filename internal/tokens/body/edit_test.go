@@ -218,6 +218,65 @@ func TestApplyToManyEqualKeys(t *testing.T) {
 	}
 }
 
+// escaped is a key in which each byte of an ASCII name is an escape, the longest way to write it.
+func escaped(name string) string {
+	var b strings.Builder
+	for _, c := range []byte(name) {
+		fmt.Fprintf(&b, `\u%04X`, c)
+	}
+	return b.String()
+}
+
+// Every name is found in its longest spelling, also one longer than the room on the stack; a longer key is another one.
+func TestEscapedKeysAreFound(t *testing.T) {
+	for _, name := range append(slices.Clone(fieldNames[:]), "x", strings.Repeat("long", 100)) {
+		long := escaped(name)
+		for _, key := range []string{long, long[:6*len(name)-6] + name[len(name)-1:]} {
+			raw := []byte(`{"` + key + `":1,"` + key + `x":2,"` + key + `\ud800":3}`)
+			r, err := Parse(Unknown, raw)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := r.Get(name); string(got) != "1" {
+				t.Errorf("%s written as %s: got %q, want its value", name, key, got)
+			}
+			if got := Member(raw, name); string(got) != "1" {
+				t.Errorf("member %s written as %s: got %q, want its value", name, key, got)
+			}
+			got, err := Apply(nil, raw, Delete(name))
+			if want := string(raw[len(`"":1,`)+len(key):]); err != nil || string(got) != "{"+want[1:] {
+				t.Errorf("%s written as %s: got %s, %v, want it removed and the others kept", name, key, got, err)
+			}
+		}
+	}
+}
+
+// A long key of escapes is not a field, which is told without decoding it, and short ones take no memory.
+func TestKeysAreNotDecodedInMemory(t *testing.T) {
+	for name, members := range map[string]string{
+		"a long key": `"` + strings.Repeat(`\u006b`, 1<<20) + `":1`,
+		"many keys":  strings.Repeat(`"\u0064ata_parallel_ran":1,`, 1000) + `"a":1`,
+	} {
+		raw := []byte(`{"prompt":"x",` + members + `}`)
+		out := make([]byte, 0, len(raw))
+		edits := []Edit{Delete("data_parallel_rank"), Delete("sampling_params", "extra_args")}
+		var r Request
+		for pass, f := range map[string]func(){
+			"parse":  func() { _ = r.Parse(Completions, raw) },
+			"fields": func() { _, _ = r.ConversationID(ConversationFields) },
+			"member": func() { _ = Member(raw, "data_parallel_rank") },
+			"edit":   func() { _, _ = Apply(out, raw, edits...) },
+		} {
+			if err := r.Parse(Completions, raw); err != nil {
+				t.Fatal(err)
+			}
+			if got := testing.AllocsPerRun(3, f); got > 12 {
+				t.Errorf("%s, %s: got %v allocations, want those of the pass alone", name, pass, got)
+			}
+		}
+	}
+}
+
 func TestApplyTakesManyEdits(t *testing.T) {
 	const n = 20_000
 	var edits []Edit

@@ -101,9 +101,8 @@ func (f Field) String() string {
 
 // fieldOf returns the field of a key as written, including its quotes.
 func fieldOf(key []byte) (Field, bool) {
-	f, ok := fieldByName[string(key[1:len(key)-1])]
-	if !ok && hasEscape(key) {
-		f, ok = fieldByName[Text(key)]
-	}
+	var room [roomForKey]byte
+	text, _ := textWithin(len(room), room[:0], key)
+	f, ok := fieldByName[string(text)]
 	return f, ok
 }

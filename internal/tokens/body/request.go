@@ -244,7 +244,7 @@ func (r *Request) Get(name string) []byte {
 		return r.Raw(f)
 	}
 	for i := range slices.Backward(r.others) {
-		if o := &r.others[i]; sameKey(o.key.Of(r.Body), name) {
+		if o := &r.others[i]; IsKey(o.key.Of(r.Body), name) {
 			return o.value.Of(r.Body)
 		}
 	}
@@ -256,14 +256,8 @@ func (r *Request) Text(f Field) string { return Text(r.Raw(f)) }
 
 // Bool returns the value of a boolean field, or absent if it is missing or not a boolean.
 func (r *Request) Bool(f Field, absent bool) bool {
-	switch raw := r.Raw(f); {
-	case len(raw) == 4 && raw[0] == 't':
-		return true
-	case len(raw) == 5 && raw[0] == 'f':
-		return false
-	default:
-		return absent
-	}
+	raw := r.Raw(f)
+	return string(raw) == "true" || absent && string(raw) != "false"
 }
 
 // Int returns the value of an integer field; ok is false if it is absent or not a 64-bit integer.
@@ -297,7 +291,7 @@ func (r *Request) Member(f Field, name string) []byte { return Member(r.Raw(f), 
 // raw is not an object or lacks the key. Of duplicate keys the last one counts.
 func Member(raw []byte, name string) (found []byte) {
 	EachMember(raw, func(key, value []byte) {
-		if sameKey(key, name) {
+		if IsKey(key, name) {
 			found = value
 		}
 	})
@@ -351,23 +345,17 @@ func isSet(raw []byte) bool { return len(raw) > 0 && raw[0] != 'n' }
 // MaxTokens returns the maximum number of tokens to generate, from the field that the API gives
 // precedence; ok is false if the request sets none.
 func (r *Request) MaxTokens() (n int64, ok bool) {
-	if r.API == Generate || r.API == VLLMGenerate {
-		for _, name := range [...]string{"max_new_tokens", "max_tokens"} {
-			if n, ok = integer(r.Member(FieldSamplingParams, name)); ok {
-				return n, true
-			}
-		}
-		return 0, false
-	}
-	fields := []Field{FieldMaxTokens}
+	limits := [][]byte{r.Raw(FieldMaxTokens)}
 	switch r.API { //nolint:exhaustive // the others have max_tokens
+	case Generate, VLLMGenerate:
+		limits = [][]byte{r.Member(FieldSamplingParams, "max_new_tokens"), r.Member(FieldSamplingParams, "max_tokens")}
 	case Responses:
-		fields = []Field{FieldMaxOutputTokens}
+		limits = [][]byte{r.Raw(FieldMaxOutputTokens)}
 	case Chat:
-		fields = []Field{FieldMaxCompletionTokens, FieldMaxTokens}
+		limits = [][]byte{r.Raw(FieldMaxCompletionTokens), r.Raw(FieldMaxTokens)}
 	}
-	for _, f := range fields {
-		if n, ok = r.Int(f); ok {
+	for _, raw := range limits {
+		if n, ok = integer(raw); ok {
 			return n, true
 		}
 	}

@@ -170,10 +170,9 @@ func (s *scanner) value(i int) int {
 	switch c := s.b[i]; {
 	case c == '"':
 		return s.str(i)
-	case c == '{' || c == '[':
-		if c == '{' {
-			return s.object(i, nil)
-		}
+	case c == '{':
+		return s.object(i, nil)
+	case c == '[':
 		return s.array(i, nil)
 	case c == '-' && i+1 < len(s.b) && s.b[i+1] == 'I':
 		return s.literal(i, "-Infinity")

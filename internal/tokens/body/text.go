@@ -47,10 +47,28 @@ func AppendText(dst, raw []byte) ([]byte, error) {
 
 var unescaped = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// sameKey reports whether a key as written, including its quotes, equals name.
-func sameKey(raw []byte, name string) bool {
-	if !hasEscape(raw) {
-		return string(raw[1:len(raw)-1]) == name
+// roomForKey is more than any field's name has in bytes. Longer keys are decoded on the heap.
+const roomForKey = 64
+
+// textWithin returns the text of raw, a checked JSON string, decoded behind room if it has escapes. ok is false if it has half of a
+// surrogate pair or more than most bytes. The latter costs no time if it is much longer: each byte is written as 6 at most.
+func textWithin(most int, room, raw []byte) (text []byte, ok bool) {
+	switch inner := raw[1 : len(raw)-1]; {
+	case len(inner) > 6*most:
+		return nil, false
+	case !hasEscape(inner):
+		return inner, len(inner) <= most
 	}
-	return Text(raw) == name
+	text, err := AppendText(room, raw)
+	if err != nil {
+		return nil, false
+	}
+	return text, len(text) <= most
+}
+
+// IsKey reports whether a key as written, including its quotes, equals name.
+func IsKey(key []byte, name string) bool {
+	var room [roomForKey]byte
+	text, _ := textWithin(len(name), room[:0], key)
+	return text != nil && string(text) == name
 }
