@@ -25,13 +25,13 @@ const (
 
 	// maxAdminConnections bounds the open connections of the admin port, where idle ones are closed, and of fleet.embedded.listen.
 	maxAdminConnections = 512
-	// maxOfHost bounds those of one host, so that it cannot keep the probes of the kubelet from connecting. maxRequestsOf bounds
-	// those to listen.address and listen.events, each up to 288 KiB: Envoy opens a few for each of its threads.
+	// maxOfHost bounds the connections of one host, so that it cannot keep the kubelet's probes from connecting. maxRequestsOf
+	// bounds those to listen.address and listen.events, which take up to 288 KiB each: Envoy opens a few per thread.
 	maxOfHost, maxRequestsOf = 64, 1024
 	adminIdle                = 30 * time.Second
 	// maxScrapes bounds the concurrent requests of /metrics: each holds all series in memory.
 	maxScrapes = 8
-	// maxProfile is the longest CPU profile or trace, in seconds. One is made at a time.
+	// maxProfile is the longest CPU profile or trace, in seconds. Only one runs at a time.
 	maxProfile = 60
 )
 
@@ -41,7 +41,7 @@ func newAdminServer(h http.Handler) *http.Server {
 	return &http.Server{Handler: sameSite(h), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: (maxProfile + 30) * time.Second, IdleTimeout: adminIdle, MaxHeaderBytes: 64 << 10}
 }
 
-// limitAdmin bounds what others than Envoy connect to.
+// limitAdmin bounds the connections to ports that others than Envoy use.
 func limitAdmin(l net.Listener, log zerolog.Logger) net.Listener {
 	return netutil.LimitListener(limitHosts(l, maxOfHost, log), maxAdminConnections)
 }
@@ -110,7 +110,7 @@ func (c *hostConn) Close() error {
 	return c.Conn.Close()
 }
 
-// newProbe returns the server of listen.health. Who reaches the port may use it: messages and streams are bounded tightly.
+// newProbe returns the server of listen.health. Any client may use it, so messages and streams have tight bounds.
 func newProbe() *grpc.Server {
 	return grpc.NewServer(grpc.MaxRecvMsgSize(4<<10), grpc.MaxHeaderListSize(16<<10), grpc.MaxConcurrentStreams(8), grpc.ConnectionTimeout(10*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: adminIdle}))
@@ -141,9 +141,8 @@ func profiles() http.Handler {
 	return mux
 }
 
-// local reports whether a request comes from this machine itself, as far as it can tell. A proxy
-// on this machine passes on requests of others: Istio's sidecar connects from 127.0.0.6, so not
-// all of 127.0.0.0/8 is trusted, and most proxies add a header.
+// local reports whether a request probably comes from this machine itself. A proxy on this machine forwards requests of
+// others: Istio's sidecar connects from 127.0.0.6, so not all of 127.0.0.0/8 is trusted, and most proxies add a header.
 func local(r *http.Request) bool {
 	for name := range r.Header {
 		if name == "Forwarded" || strings.HasPrefix(name, "X-Forwarded-") {
@@ -172,8 +171,8 @@ func guarded(tokenFile string, h http.Handler) http.Handler {
 	})
 }
 
-// sameSite refuses what other web sites make a browser send: changes from another origin, and, where the connection does not
-// leave this machine, names that a site may have bound to 127.0.0.1 (DNS rebinding).
+// sameSite refuses requests that other web sites make a browser send: changes from another origin and, where the
+// connection does not leave this machine, host names that a site may have bound to 127.0.0.1 (DNS rebinding).
 func sameSite(h http.Handler) http.Handler {
 	return http.NewCrossOriginProtection().Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		addr, _ := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)

@@ -8,8 +8,8 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// pluginKinds are the plugins of llm-d's router (read at commit ebab687) and of GAIE (v1.5.0) by what of Kvlane's
-// configuration does their work. Of several presets the first counts.
+// pluginKinds maps the plugins of llm-d's router (as of commit ebab687) and of GAIE (v1.5.0) to Kvlane's equivalent
+// settings. If there are several presets, the first counts.
 var pluginKinds = []pluginKind{
 	{"preset: kv-aware", "prefix-cache-scorer precise-prefix-cache-scorer prefix-cache-affinity-filter approx-prefix-cache-producer precise-prefix-cache-producer " +
 		"burst-prefix-cache-producer lmetric-scorer no-hit-lru-scorer " + latencyPlugins},
@@ -32,7 +32,7 @@ type pluginKind struct{ kind, plugins string }
 
 const latencyPlugins = "predicted-latency-producer latency-scorer slo-headroom-tier-filter latency-slo-admitter"
 
-// advice returns what of Kvlane's configuration is nearest to an EndpointPickerConfig, or err, if there is one.
+// advice returns Kvlane's settings that are nearest to an EndpointPickerConfig. If it is none, it returns err.
 func advice(text []byte, err error) string {
 	if err != nil {
 		return err.Error()

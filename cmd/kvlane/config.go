@@ -108,8 +108,9 @@ func silentWorkers(ctx context.Context, c *config.Workers) config.ProblemsError 
 	return slices.DeleteFunc(found, func(p config.Problem) bool { return p.Message == "" })
 }
 
-// effectiveConfig returns the configuration of the Kvlane that serves an admin port, nil if none answers. closed reports that it
-// loads tokenizers, or asks for the token of admin.token_file, which is not sent: any program could listen there and ask for it.
+// effectiveConfig returns the configuration of the Kvlane that serves an admin port, nil if none answers. closed
+// reports that it is loading tokenizers or requires the token of admin.token_file, which is not sent to unknown
+// programs.
 func effectiveConfig(ctx context.Context, a config.Admin) (text []byte, closed bool) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

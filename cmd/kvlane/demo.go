@@ -422,8 +422,8 @@ func (d *demo) play(ctx context.Context, name string, questions ...string) ([]tu
 	return turns, nil
 }
 
-// checkPD plays three turns: one that is split, one of which decode holds all but a few
-// tokens, and one with much new text.
+// checkPD plays three turns: one that is split, one of which the decode engine holds all but a few tokens, and one with
+// much new text.
 func (d *demo) checkPD(ctx context.Context) error {
 	turns, err := d.play(ctx, "conversation 1", strings.Repeat(demoSystem+" ", 3)+"Where are the maps?", "And who drew them?",
 		strings.Repeat("Tell me of the oldest one, the largest one and the one that is lost. ", 4))
@@ -448,8 +448,7 @@ func (d *demo) check(ctx context.Context) error {
 		return d.checkPD(ctx)
 	}
 	for n, question := range []string{"Where are the maps?", "Do you have letters of sailors?"} {
-		// Not as a system message: some templates put that in front of the last question,
-		// so that turns do not share it.
+		// It is not a system message: some templates put that in front of the last question, so that turns do not share it.
 		turns, err := d.play(ctx, fmt.Sprintf("conversation %d", n+1), fmt.Sprintf("Reader %d. %s %s", n, demoSystem, question), "And who wrote them?")
 		if err != nil {
 			return err

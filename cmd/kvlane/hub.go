@@ -18,7 +18,7 @@ import (
 )
 
 // hubPatience bounds the wait for the model hub. It is below the chart's probes.startupSeconds. If the hub has not answered by
-// then at the start, it is asked again after retryFirst, with the interval doubled each time, up to retryLast.
+// then at startup, it is queried again after retryFirst, with the interval doubled each time, up to retryLast.
 var hubPatience, retryFirst, retryLast = 90 * time.Second, 30 * time.Second, 10 * time.Minute
 
 // openTokenizer returns the files of a tokenizer: of a folder, of the binary, or of the model hub.

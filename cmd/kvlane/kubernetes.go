@@ -103,7 +103,7 @@ func (k *kubernetes) waiting() (since time.Time, why string) {
 	return k.synced, ""
 }
 
-// list returns what of the source a method lists, nothing before there is a source. k may be nil.
+// list returns what a method of the source lists, nothing while there is no source. k may be nil.
 func (k *kubernetes) list(of func(*kube.Source) []string) []string {
 	if k == nil || k.source.Load() == nil {
 		return nil
@@ -303,7 +303,7 @@ func (k *poolFlags) load(file string) (c *config.Config, warnings []config.Probl
 	return c, warnings, nil
 }
 
-// check validates the values set by flags like those of the file.
+// check validates the values of flags like those of the file.
 func (k *poolFlags) check(c *config.Config, file string) error {
 	if k.pool == "" && k.namespace == "" && k.selector == "" {
 		return nil

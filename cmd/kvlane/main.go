@@ -32,7 +32,7 @@ var version = "unknown"
 type streams struct {
 	in       stdio.Reader
 	out, err stdio.Writer
-	// command is the one that runs. If declaring is set, parse adds the flags to it and ends the run.
+	// command is the command that runs. If declaring is set, parse adds the flags to it and ends the run.
 	command   *cobra.Command
 	declaring bool
 }
@@ -100,7 +100,7 @@ type failure struct{ error }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// A second signal ends the process, but not one that comes with the first, from a terminal and from a parent.
+	// A second signal ends the process, unless it comes together with the first, as from a terminal and a parent process.
 	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	code := run(ctx, streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}, os.Args[1:])
 	stop()
@@ -110,8 +110,8 @@ func main() {
 // errInterrupted is the error of a command that a signal ended.
 var errInterrupted = errors.New("interrupted")
 
-// input is a command's input until its context ends, so that a signal ends a command that waits for input. On a terminal it
-// tells how the input ends.
+// input is a command's input until its context ends, so that a signal ends a command that waits for input. On a
+// terminal it explains how to end the input.
 type input struct {
 	ctx   context.Context //nolint:containedctx // a Reader takes none
 	from  stdio.Reader

@@ -24,8 +24,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// loadModels loads the tokenizers of the configuration. If old is not nil, it has the models as they were loaded before, and only
-// those whose hub did not answer are loaded. A tokenizer that cannot be reproduced exactly, or whose hub does not answer within
+// loadModels loads the tokenizers of the configuration. If old is not nil, it holds the models loaded before, and only those
+// whose hub did not answer are loaded. A tokenizer that cannot be reproduced exactly, or whose hub does not answer within
 // hubPatience, is left out and the reason logged: its model is routed by load. A folder that cannot be read is an error.
 func loadModels(ctx context.Context, c *config.Config, old []*fleet.Model, waits *loading, metrics *observe.Metrics, log zerolog.Logger) ([]*fleet.Model, error) {
 	ctx, cancel := context.WithTimeout(ctx, hubPatience)
@@ -67,7 +67,7 @@ func refuse(c *config.Config, i int, s *fleet.Model, err error, log zerolog.Logg
 	log.Error().Str("model", s.Config.Name).Str("error", s.Refused).Msg("tokenizer refused: " + instead)
 }
 
-// loading has, by model, what its tokenizer waits for. It is safe for concurrent use.
+// loading holds, by model, what its tokenizer waits for. It is safe for concurrent use.
 type loading struct{ sync.Map }
 
 func (l *loading) warnings() (list []observe.Warning) {
@@ -77,7 +77,7 @@ func (l *loading) warnings() (list []observe.Warning) {
 	return list
 }
 
-// newModel loads a model. With an error of its tokenizer or template it returns the model without them.
+// newModel loads a model. If its tokenizer or template fails, it returns the model without them, with the error.
 func newModel(ctx context.Context, m config.Model, waits *loading, metrics *observe.Metrics, log zerolog.Logger) (*fleet.Model, error) {
 	engine, _ := shape.ParseEngine(m.Engine) // checked with the configuration
 	s := &fleet.Model{Config: m, Engine: engine}
@@ -217,8 +217,8 @@ func modelOf(dir string, files fs.FS, o shape.Options) (*shape.Model, error) {
 	return m, nil
 }
 
-// checkParts loads the models. broken are the problems with which serve does not start. notExact are
-// those with which it does: tokenizers that cannot be reproduced exactly, and warnings about the hub's.
+// checkParts loads the models. broken are the problems that keep serve from starting. notExact are the others:
+// tokenizers that cannot be reproduced exactly, and warnings about the hub.
 func checkParts(ctx context.Context, c *config.Config, live bool) (broken, notExact config.ProblemsError) {
 	for i := range c.Models {
 		m := c.Models[i]

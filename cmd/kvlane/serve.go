@@ -38,8 +38,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// warmUp bounds how long readiness waits for the feeds' first synchronisation, firstLook how long the socket for Envoy stays closed at
-// the start for workers that do not answer their first check.
+// warmUp bounds how long readiness waits for the feeds' first synchronisation. firstLook bounds how long the socket for
+// Envoy stays closed at startup while workers do not answer their first check.
 const warmUp, firstLook = 10 * time.Second, time.Second
 
 // serveFlags are the arguments of serve.
@@ -131,7 +131,7 @@ type service struct {
 	config   atomic.Pointer[config.Config]
 	rejected atomic.Pointer[error] // why the last reload failed, nil if it did not
 	waits    bool                  // the last reload failed because a hub did not answer; only keepCurrent uses it
-	// generation counts the configurations applied, the first included.
+	// generation counts the applied configurations, including the first.
 	generation atomic.Int64
 	metrics    *observe.Metrics
 	tracer     *observe.Tracer
@@ -250,7 +250,7 @@ func (s *service) firstLook(ctx context.Context) {
 	}
 }
 
-// openAdmin opens the admin port. Until openPages it only answers what is waited for while tokenizers are loaded.
+// openAdmin opens the admin port. Until openPages it only reports which tokenizers are being loaded.
 func (s *service) openAdmin(c *config.Config) (err error) {
 	if s.admin, err = net.Listen("tcp", c.Admin.Address); err != nil {
 		return err
@@ -332,7 +332,7 @@ func extProcOptions(c *config.Config, metrics *observe.Metrics) extproc.Options 
 	if !c.Envoy.AccessLog {
 		opts.LateTickets = -1 // outcomes are never reported
 	}
-	// Well before Envoy continues without Kvlane, and late enough that few requests need it.
+	// This is well before Envoy continues without Kvlane, and late enough that few requests need it.
 	opts.ExtendTimeout, opts.ExtendAfter = c.Envoy.MessageTimeout.Std(), c.Envoy.StallTimeout.Std()/4
 	return opts
 }
@@ -445,9 +445,10 @@ func (s *service) warnings() (list []observe.Warning) {
 	return append(append(append(list, s.replicas.Warnings()...), s.loading.warnings()...), s.decider.Fleet().Warnings()...)
 }
 
-// notReady returns what readiness waits for, "" if nothing. In this order: a peer's index was taken or given up and the
-// socket for Envoy is open; every pool was looked up, at least one exists, and the pods of existing pools are known,
-// without a time limit; then, for at most warmUp, every worker was checked once and every feed caught up.
+// notReady returns what readiness waits for, "" if nothing. It waits in this order: a peer's index was loaded or
+// abandoned and the socket for Envoy is open; every pool was looked up, at least one exists, and the pods of existing
+// pools are known, without a time limit; then, for at most warmUp, every worker was checked once and every feed caught
+// up.
 func (s *service) notReady() string {
 	if why := s.notAlive(); why != "" {
 		return why

@@ -97,7 +97,7 @@ func runRender(ctx context.Context, io streams, args []string) error {
 	return answered(shape.RenderLines(io.in, io.out, m, shape.RenderOptions{Engine: engine, Path: *path, IDs: *ids}))
 }
 
-// answered turns refusals into answers: render's output includes what an engine would refuse.
+// answered turns refusals into answers, because render's output includes what an engine would refuse.
 func answered(err error) error {
 	if _, ok := errors.AsType[*shape.LinesError](err); ok {
 		return nil

@@ -46,7 +46,7 @@ type Listen struct {
 	Health   string `yaml:"health" jsonschema_description:"Additional address that serves only gRPC health, for probes; empty: none."`
 }
 
-// Admin is the HTTP side for people and monitoring.
+// Admin configures the HTTP port for operators and monitoring.
 type Admin struct {
 	Address   string `yaml:"address" jsonschema_description:"'host:port' of /metrics, /healthz, /readyz and /debug."`
 	TokenFile string `yaml:"token_file" jsonschema_description:"File with the token that everything below /debug/ needs as 'Authorization: Bearer TOKEN', read at each request. Empty: /debug/pprof and POST requests are served to the same machine only (kubectl port-forward counts as such), the other pages to everyone."`
@@ -116,7 +116,7 @@ func (t *Tenants) Headers() []string {
 // Name returns the header that names the tenant, "" for none.
 func (t *Tenants) Name() string { return cmp.Or(t.Header, t.SaltHeader) }
 
-// Stripped returns those of Headers that Envoy removes from clients' requests.
+// Stripped returns the names in Headers that Envoy removes from clients' requests.
 func (t *Tenants) Stripped() []string {
 	return slices.DeleteFunc(t.Headers(), func(name string) bool {
 		return t.TrustIngress && (name == t.SaltHeader || name == t.Header)
@@ -300,7 +300,7 @@ type Wait struct {
 	Timeout  Duration `yaml:"timeout" jsonschema_description:"Longest wait; after that the request is answered 429. Must be shorter than envoy.message_timeout."`
 }
 
-// prepare sets the presets, on top of which single values are decoded.
+// prepare sets the presets, which single values then override.
 func (r *Routing) prepare(value func(key string) (string, bool), bad report) {
 	for _, p := range []struct {
 		key string
@@ -434,7 +434,7 @@ func defaultWorker() Worker {
 	return Worker{Engine: "vllm", Role: "both", RankBy: "header", Speed: 1}
 }
 
-// DefaultKubernetes is the section as an empty one is read.
+// DefaultKubernetes is the section with all defaults.
 func DefaultKubernetes() Kubernetes { return Kubernetes{Worker: defaultWorker()} }
 
 func defaultDNS() DNS { return DNS{Every: Duration(5 * time.Second), Worker: defaultWorker()} }
@@ -444,7 +444,7 @@ func DefaultModel() Model {
 	return Model{Engine: "vllm", ToolParser: true, CacheBytes: 16 << 20, Check: Check{Every: 1000, Retry: Duration(time.Minute), Timeout: Duration(5 * time.Second), MaxBody: 1 << 20}}
 }
 
-// setDefaults fills elements of lists and optional sections, which Default does not have.
+// setDefaults sets the defaults of list elements and optional sections, which Default does not contain.
 func setDefaults(v reflect.Value) {
 	switch p := v.Addr().Interface().(type) {
 	case *Worker:

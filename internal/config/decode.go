@@ -22,7 +22,7 @@ import (
 // each section with workers; in a workers file paths begin with [].
 var renamed = map[string]string{"workers.kubernetes.pool": "pools"}
 
-// removed maps keys that have no effect any more, with their sections, to what is said of them.
+// removed maps keys that no longer have an effect, with their sections, to the warning about them.
 var removed = map[string]string{"pick.temperature": noGain, "cost.blend": noGain, "worker_cost.blend": noGain}
 
 const noGain = "no measured workload gained from it"
@@ -50,7 +50,7 @@ func (d *decoder) document(body ast.Node, root reflect.Value) {
 // missing is the key that a section lacks, as an argument of a report.
 type missing string
 
-// incomplete is bad for the checks after decoding: what decoding found broken or misspelt is not reported as missing too.
+// incomplete is bad for the checks after decoding: broken or misspelt keys are not also reported as missing.
 func (d *decoder) incomplete() report {
 	broken := slices.Clone(d.problems)
 	return func(path, format string, args ...any) {
@@ -207,7 +207,7 @@ type entry struct {
 	value ast.Node
 }
 
-// instead has, for a section and what is given in its place, what is likely meant.
+// instead maps a section, and what is given in its place, to what is likely meant.
 var instead = map[string]string{
 	"routing value":        ": a policy is named by routing.preset",
 	"routing.policy value": ": a policy is named by routing.preset",
@@ -221,7 +221,7 @@ var instead = map[string]string{
 	"workers.static[].events value": ": an address is events.endpoint",
 }
 
-// entries are those of a section, and after them those of its merge keys (<<) that it does not have itself.
+// entries returns the entries of a section, then those of its merge keys (<<) that it does not override.
 func (d *decoder) entries(n ast.Node, path string) []entry {
 	values, ok := mapping(n)
 	if !ok {
@@ -253,8 +253,7 @@ func (d *decoder) entries(n ast.Node, path string) []entry {
 	})
 }
 
-// locate records where path is: a value at its own place, a section or list at
-// its key, an element of a list at its first key.
+// locate records the position of path: a value's own, a section's or list's key, a list element's first key.
 func (d *decoder) locate(n ast.Node, path string) {
 	_, known := d.at[path]
 	if entries, ok := mapping(n); ok {
@@ -472,7 +471,7 @@ func fieldByKey(v reflect.Value, key string) (field reflect.Value, rules string,
 	return field, rules, known
 }
 
-// unknownHint says which key is likely meant by one that the section has not: a similar one of it, or where the key is one.
+// unknownHint suggests what an unknown key likely means: a similar key of the section, or the section that has it.
 func (d *decoder) unknownHint(path, key string, section reflect.Value) string {
 	var known []string
 	fields(section, func(f reflect.StructField, _ reflect.Value) bool {
@@ -492,7 +491,7 @@ func (d *decoder) unknownHint(path, key string, section reflect.Value) string {
 	return "; the keys of this section are " + strings.Join(known, ", ")
 }
 
-// meant has keys that are not known anywhere, and what stands for them.
+// meant maps keys that exist nowhere to the keys that replace them.
 var meant = map[string]string{
 	"routing.weights": "routing.policy.cost",
 	"routing.scorers": "routing.policy.cost",
@@ -501,7 +500,7 @@ var meant = map[string]string{
 	"admin.port":      "admin.address",
 }
 
-// sections maps each key to the sections that have it; of sections with the same keys only the first is named.
+// sections maps each key to the sections that have it; only the first of sections with the same keys is named.
 var sections = sync.OnceValue(func() map[string][]string {
 	of := map[string][]string{}
 	seen := map[reflect.Type]bool{}

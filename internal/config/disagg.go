@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/routing"
 )
 
-// Of returns the settings for a worker: each is its own or, if unset, that for all workers. The
-// addresses of a receiver are taken as a group from one of the two.
+// Of returns the settings for a worker: its own, or those for all workers where unset. The addresses of a receiver are
+// taken as a group from one of the two.
 func (d *Disagg) Of(w *Worker) WorkerDisagg {
 	own, all := w.Disagg, &d.Workers
 	own.BootstrapPort = cmp.Or(own.BootstrapPort, all.BootstrapPort)
@@ -26,7 +26,7 @@ func (d *Disagg) Of(w *Worker) WorkerDisagg {
 	return own
 }
 
-// Fill sets the address of a worker that is made of a template, and replaces '$pod', '$ip' and '$port' in its settings.
+// Fill sets the address of a worker made from a template, and replaces '$pod', '$ip' and '$port' in its settings.
 func (w *Worker) Fill(pod, ip string, port int) {
 	host := ip
 	if strings.Contains(ip, ":") {
@@ -67,7 +67,7 @@ var disaggNeeds = map[string]struct {
 		func(w *WorkerDisagg) string { return w.EngineID }},
 }
 
-// over returns the general rule overridden by the model's. Fields of both have the same keys.
+// over returns the general rule, overridden by the model's. Fields of both have the same keys.
 func (r *Rule) over(general *routing.Disagg) *routing.Disagg {
 	d := *general
 	for f, own := range reflect.ValueOf(r).Elem().Fields() {
@@ -131,8 +131,7 @@ func (w *WorkerDisagg) validate(bad report) {
 	ports(bad, "receiver_alloc_ports", w.AllocPorts)
 }
 
-// lacks names the settings that the connector requires of a worker of this role and the
-// configuration does not have; "" if none is missing.
+// lacks names the missing settings that the connector requires of a worker of this role, "" for none.
 func (c *Config) lacks(w *Worker) string {
 	need, ok := disaggNeeds[c.Disagg.Connector]
 	if !ok || !need.roles[w.Role] {

@@ -22,8 +22,8 @@ type sited struct {
 	path string
 }
 
-// sites returns the workers that are known before the start, which excludes those of
-// Kubernetes. listed are those of workers.file, nil if it was not read.
+// sites returns the workers that are known before startup, so not those of Kubernetes. listed are those of
+// workers.file, nil if it was not read.
 func (c *Config) sites(listed []Worker) []sited {
 	var out []sited
 	for i := range c.Workers.Static {
@@ -114,7 +114,7 @@ func (c *Config) validateRoles(sites []sited, bad report) {
 	}
 }
 
-// sharedIdentities finds workers that a peer could not distinguish: it would send the blocks for all of them to one.
+// sharedIdentities finds workers that a peer engine cannot distinguish: it would send all blocks to one of them.
 func (c *Config) sharedIdentities(sites []sited, bad report) {
 	need, ok := disaggNeeds[c.Disagg.Connector]
 	if !ok {
@@ -135,7 +135,7 @@ func (c *Config) sharedIdentities(sites []sited, bad report) {
 	}
 }
 
-// unsplitSGLang finds rules by which a decode engine of SGLang would get whole prompts, which it does not compute.
+// unsplitSGLang finds rules that would send whole prompts to SGLang decode engines, which do not compute prompts.
 func (c *Config) unsplitSGLang(sites []sited, bad report) {
 	if c.Disagg.Connector != "sglang" || !slices.ContainsFunc(sites, func(s sited) bool { return s.Role == "decode" }) {
 		return

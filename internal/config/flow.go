@@ -125,7 +125,7 @@ func (c *Config) validateFlow(bad report) {
 	}
 }
 
-// warnFlow reports settings under which the queue does not do what it is for.
+// warnFlow reports settings that defeat the purpose of the queue.
 func (c *Config) warnFlow(note report) {
 	f, b := &c.Flow, &c.Limits.Bodies
 	if f.Requests == 0 {

@@ -52,9 +52,10 @@ func parse(file string, text []byte) (*Config, *decoder, error) {
 	return &c, d, nil
 }
 
-// Inspect is Load of a text that also reads the files that the configuration names, except those of models. If running is
-// not nil, Kvlane is to run here now: missing files and addresses in use are errors, with which the configuration is returned
-// too. running returns the effective configuration of the Kvlane at an admin port, nil without one or if it does not tell.
+// Inspect is Load of a text that also reads the files that the configuration names, except those of models. If running
+// is not nil, Kvlane is about to run on this machine: missing files and addresses in use are then errors, and the
+// configuration is returned with them. running returns the effective configuration of the Kvlane at an admin port, nil
+// if none answers.
 func Inspect(file string, text []byte, running func(Admin) (text []byte, closed bool)) (c *Config, warnings []Problem, err error) {
 	c, d, err := parse(file, text)
 	if err != nil {
@@ -157,7 +158,7 @@ func decodeFile(file string, text []byte, into any) (*decoder, error) {
 // byteOrderMark is written by some editors at the start of UTF-8 files.
 const byteOrderMark = "\xef\xbb\xbf"
 
-// maxLevels bounds how deep a file is nested in brackets, or lists on one line: the parser takes minutes for 200,000 levels.
+// maxLevels bounds the nesting of brackets, or of lists on one line: the parser takes minutes for 200,000 levels.
 const maxLevels = 1000
 
 var brackets = map[token.Type]int{token.SequenceStartType: 1, token.MappingStartType: 1, token.SequenceEndType: -1, token.MappingEndType: -1}
@@ -179,7 +180,7 @@ func deepAt(tokens token.Tokens) int {
 	return 0
 }
 
-// maxKeys bounds the keys of one section, since the parser's time is quadratic in them: it takes minutes for 200,000.
+// maxKeys bounds the keys of one section, because the parser takes quadratic time: minutes for 200,000 keys.
 const maxKeys = 5000
 
 // crowdedAt returns the line in which a section written over several lines has more keys, 0 for none.
@@ -234,7 +235,7 @@ func unreadable(text []byte) Problem {
 	return Problem{}
 }
 
-// syntaxAdvice is what to do about what the YAML parser says.
+// syntaxAdvice maps the YAML parser's errors to advice.
 var syntaxAdvice = map[string]string{
 	"character '\t'":               "indent with spaces, not tabs",
 	"mapping value is not allowed": "put text with a colon in quotes, and indent the keys of a section alike, here and in the next line",

@@ -33,7 +33,7 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// ProblemsError has all problems of a file, sorted by position.
+// ProblemsError holds all problems of a file, sorted by position.
 type ProblemsError []Problem
 
 func (p ProblemsError) Error() string {
@@ -74,13 +74,13 @@ func (p ProblemsError) At(file string, text []byte) ProblemsError {
 // report records a problem or a warning at a dotted path.
 type report func(path, format string, args ...any)
 
-// wrong is a row of a table of mistakes: the text to report at a path if the mistake is made.
+// wrong is a row of a table of mistakes: the text to report at a path if the condition holds.
 type wrong struct {
 	made       bool
 	path, text string
 }
 
-// each reports the rows whose mistake the configuration has.
+// each reports the rows whose condition holds.
 func (r report) each(rows []wrong) {
 	for _, w := range rows {
 		if w.made {

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// reloadable are the keys, with those below them, that change while Kvlane runs, except the fixed ones: those size
-// tables, or belong to Envoy's bootstrap too. Those of tokenizing have their model loaded again.
+// reloadable lists the keys that may change, with all keys below them, while Kvlane runs. The fixed ones among them do
+// not: they size tables or are part of Envoy's bootstrap. A change of the tokenizing keys reloads the model.
 var (
 	reloadable = []string{"routing", "flow", "limits", "log", "explain", "slo", "models[].slo", "models[].disagg"}
 	tokenizing = []string{
@@ -17,8 +17,8 @@ var (
 	fixed = []string{"routing.speculate", "routing.max_conversations", "routing.max_prefix_blocks", "routing.node", "limits.max_body", "limits.max_streams"}
 )
 
-// Changes returns the keys in which another configuration differs: those that can change
-// while Kvlane runs, and those that need a restart. Models are the same if their names are; the keys are those of next.
+// Changes returns the keys in which next differs: those that can change while Kvlane runs, and those that need a
+// restart. Models are matched by name; paths are those in next.
 func (c *Config) Changes(next *Config) (live []string, restart ProblemsError) {
 	now, kept := *c, 0
 	now.Models = slices.Clone(next.Models)
@@ -50,7 +50,7 @@ func (c *Config) Changes(next *Config) (live []string, restart ProblemsError) {
 	return live, restart
 }
 
-// Retokenizes reports whether model i is to be loaded again where these keys have changed.
+// Retokenizes reports whether model i must be loaded again if these keys have changed.
 func Retokenizes(i int, keys []string) bool {
 	return slices.ContainsFunc(keys, func(key string) bool {
 		rest, ok := strings.CutPrefix(key, item("models", i))

@@ -17,7 +17,7 @@ type ModelSLO struct {
 	TTFT Duration `yaml:"ttft" jsonschema_description:"Target for the time to the first token of requests that do not carry one; 0s: that of slo.ttft."`
 }
 
-// MaxTTFT is the greatest target for the time to the first token.
+// MaxTTFT is the largest allowed target for the time to the first token.
 const MaxTTFT = time.Hour
 
 // TTFT returns the target of a model's requests, 0 for none.
@@ -45,7 +45,7 @@ func (c *Config) validateSLO(bad report) {
 	}
 }
 
-// warnSLO reports targets that nothing can be predicted for.
+// warnSLO reports targets for which no prediction is possible.
 func (c *Config) warnSLO(note report) {
 	wanted := c.SLO.TTFT > 0 || c.SLO.Unmet != string(routing.UnmetRoute)
 	for i := range c.Models {

@@ -220,8 +220,8 @@ func (w *Worker) Problems() []Problem {
 	return found
 }
 
-// Set sets a field by its key within the worker, such as "events.endpoint", from text as a pod's
-// annotation has it: the elements of a list are separated by commas. Problems checks bounds.
+// Set sets a field by its key within the worker, such as "events.endpoint", from the text of a pod's annotation; list
+// elements are separated by commas. Problems checks bounds.
 func (w *Worker) Set(key, text string) (err error) {
 	set := func(v reflect.Value, text string) error {
 		if n, err := strconv.ParseInt(text, 10, 64); err == nil && v.CanInt() {
@@ -287,7 +287,7 @@ func isPort(text string) bool {
 	return err == nil && n > 0
 }
 
-// lastPort reports a rank whose port would exceed 65535.
+// lastPort reports ranks whose port would exceed 65535.
 func (w *Worker) lastPort(first int, bad report) (beyond bool) {
 	last := first + w.Ranks - 1
 	if w.RankBy != "port" || last <= maxPort {

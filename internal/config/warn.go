@@ -20,8 +20,8 @@ import (
 	"time"
 )
 
-// validateSockets looks for the folders of sockets. Containers and packages create the default socket's folder: it is looked
-// for only if live. Folders may be mounted where Kvlane runs, so missing ones go to missing.
+// validateSockets checks that the folders of sockets exist. Containers and packages create the default socket's folder,
+// so it is only checked if live. Folders may be mounted where Kvlane runs, so missing ones go to missing.
 func (c *Config) validateSockets(live bool, bad, missing, note report) {
 	for _, l := range c.listeners() {
 		path, ok := l.socket()
@@ -93,7 +93,7 @@ func (c *Config) validateFiles(live bool, bad, missing, note report) {
 	}
 }
 
-// outOfDate is why a certificate is not valid now, "" if it is.
+// outOfDate returns why a certificate is not valid now, "" if it is.
 func outOfDate(c *x509.Certificate, now time.Time) string {
 	switch {
 	case now.After(c.NotAfter):
@@ -104,7 +104,7 @@ func outOfDate(c *x509.Certificate, now time.Time) string {
 	return ""
 }
 
-// Outdated says which of the files were replaced by what cannot be loaded, or by a certificate that is not valid now.
+// Outdated lists the files that were replaced by unloadable content or by a certificate that is not valid now.
 func (l *Listen) Outdated() (list []string) {
 	const kept = "is replaced by what cannot be loaded, the last good one is used"
 	if l.CertFile != "" {
@@ -120,8 +120,8 @@ func (l *Listen) Outdated() (list []string) {
 	return list
 }
 
-// validateFree reports addresses on which nothing can listen. Those of Envoy, which may be running
-// already, and of a running Kvlane are only noted. running is that of Inspect.
+// validateFree reports addresses that are not free. Those of Envoy, which may be running already, and of a running
+// Kvlane are only warnings. running is as in Inspect.
 func (c *Config) validateFree(running func(Admin) ([]byte, bool), bad, note report) {
 	other, with, closed := Default(), "another configuration (GET /debug/config)", false
 	described := sync.OnceValue(func() *decoder {
@@ -188,9 +188,9 @@ func (c *Config) Unstartable() (found ProblemsError) {
 // machine has /proc and /sys; tests replace it.
 var machine = os.DirFS("/")
 
-// memoryLimit is the least of the machine's memory and the limits of the cgroups of this process, in bytes, with its file; "" if
-// none is known. Either version of cgroups may be mounted. In a container the paths in /proc may be those of the host: the limit
-// is at the root then.
+// memoryLimit returns the lowest of the machine's memory and the limits of this process's cgroups, in bytes, with its
+// file; "" if none is known. Either version of cgroups may be mounted. In a container the paths in /proc may be the
+// host's; the limit is then at the root.
 func memoryLimit(machine fs.FS) (limit int64, file string) {
 	all, _ := fs.ReadFile(machine, "proc/meminfo")
 	if n, _ := fmt.Sscanf(string(all), "MemTotal: %d kB", &limit); n == 1 {

@@ -14,8 +14,8 @@ import (
 // maxFile bounds files in bytes: the parser of configurations takes seconds for a MiB.
 const maxFile = 4 << 20
 
-// ReadFile is os.ReadFile for settings, templates, secrets and certificates. It refuses files longer than maxFile. Only a regular
-// file or a pipe of the shell is opened, as a FIFO would be waited for.
+// ReadFile is os.ReadFile for settings, templates, secrets and certificates. It refuses files longer than maxFile, and opens
+// only regular files and pipes of the shell, because opening a FIFO would block.
 func ReadFile(file string) ([]byte, error) {
 	if st, err := os.Stat(file); err == nil && !st.Mode().IsRegular() && file != "/dev/stdin" && !strings.HasPrefix(file, "/dev/fd/") {
 		return nil, fmt.Errorf("%s is not a regular file", file)
@@ -50,8 +50,8 @@ func Authorities(file string) (*x509.CertPool, error) {
 	return pool, err
 }
 
-// FileWatch notices that a file has changed. A content counts once it was read twice in a
-// row: a file that is just being written may be incomplete.
+// FileWatch detects changes of a file. New content counts once it was read twice in a row, because a file that is being
+// written may be incomplete.
 type FileWatch struct {
 	// Missing reports that the last read failed.
 	Missing bool

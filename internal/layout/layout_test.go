@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83714
+	totalLimit = 83711
 	totalGoal  = 62000
 )
 
@@ -34,13 +34,13 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 22030, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28684, 22000, []string{"internal/tokens"}},
+	{"tokens", 28682, 22000, []string{"internal/tokens"}},
 	{"fleet", 4731, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},
 	{"decide", 3162, 1700, []string{"internal/decide"}},
 	{"replicas", 2635, 2200, []string{"internal/replicas"}},
 	{"lab", 11632, 11700, []string{"internal/lab"}},
-	{"rim", 9190, 6000, []string{
+	{"rim", 9189, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

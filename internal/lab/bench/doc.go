@@ -2,7 +2,7 @@
 // answer immediately, and measures what Kvlane's process costs per request, compared with a server that only speaks the
 // protocol (the floor).
 //
-// Figures are processor time from /proc, so they hold on a busy machine. Envoy's configuration is what `kvlane
+// Figures are CPU time from /proc, so they are valid on a busy machine. Envoy's configuration is what `kvlane
 // envoy-config` prints. The engines publish KV events for every prompt in vLLM's encoding and share this process with
 // the load generator; neither is counted.
 package main

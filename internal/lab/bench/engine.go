@@ -28,9 +28,9 @@ const (
 	batchBlocks  = 512
 )
 
-// engine answers immediately and publishes its KV cache in vLLM's events. It is as cheap as
-// possible: it takes ids and hashes from Kvlane's own packages, keeps no blocks and
-// generates no text. The simulated engines of the tests would dominate the load.
+// engine answers immediately and publishes its KV cache in vLLM's events. It is as cheap as possible: it takes ids and
+// hashes from Kvlane's own packages, keeps no blocks and generates no text. The simulated engines of the tests would
+// take most of the CPU time.
 type engine struct {
 	address, events string
 

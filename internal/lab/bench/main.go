@@ -101,7 +101,7 @@ type server struct {
 	text  *text // that of the latest load
 }
 
-// prepare lets the server read a text once, unless its sentences are always new.
+// prepare sends a text to the server once, unless its sentences are always new.
 func (s *server) prepare(ctx context.Context, t *text) error {
 	known := s.text == t || len(t.words) > 0
 	if s.text = t; known {
@@ -110,7 +110,7 @@ func (s *server) prepare(ctx context.Context, t *text) error {
 	return s.read(ctx, t)
 }
 
-// mode runs the loads in one mode. Texts but the first are for Kvlane only: the floor does not read text.
+// mode runs the loads in one mode. Only the first text is also for the floor, which does not read text.
 func (o *options) mode(ctx context.Context, list engines, seen, whole *text, mode string) error {
 	type load struct {
 		text *text
@@ -165,7 +165,7 @@ func (o *options) mode(ctx context.Context, list engines, seen, whole *text, mod
 	return nil
 }
 
-// start starts the servers that are wanted. Close them, after an error, too.
+// start starts the requested servers. Close them, also after an error.
 func (o *options) start(ctx context.Context, list engines, mode string, wanted func(name string) bool) (servers []*server, err error) {
 	for _, name := range []string{"floor", "kvlane"} {
 		if !wanted(name) {
@@ -184,7 +184,7 @@ func (o *options) start(ctx context.Context, list engines, mode string, wanted f
 	return servers, nil
 }
 
-// rounds is how often the servers take turns in a load: on a shared machine, costs of the same minute can be compared.
+// rounds is how often the servers take turns in a load: on a shared machine only costs of one minute are comparable.
 const rounds = 3
 
 // row runs one load against the servers by turns and prints what each costs, for Kvlane also by stage.

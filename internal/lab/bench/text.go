@@ -27,8 +27,8 @@ type text struct {
 	words []string
 }
 
-// library returns Go's own library as two texts: files is all files, tables and tests included, to be cut anywhere;
-// lines has each line only once, three parts of prose (comments) to two of code, to be cut between lines.
+// library returns Go's own library as two texts. files consists of all files, including tables and tests, to be cut
+// anywhere. lines has each line once, three parts of prose (comments) to two of code, to be cut between lines.
 func library(ctx context.Context, tok *bpe.Tokenizer) (lines, files *text, err error) {
 	root, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"math/rand/v2"
 )
 
-// shape is a generated workload: chains of depth blocks, all distinct from their first
-// block on, each held by `holders` ranks, blocks holder-blocks in total.
+// shape is a generated workload of chains of depth blocks, distinct from their first block on. Each chain is held by
+// `holders` ranks; blocks is the total number of holder-blocks.
 type shape struct {
 	depth, holders, ranks, blocks int
 }

@@ -158,7 +158,7 @@ func (o *output) response(status string) object {
 	return out
 }
 
-// outputItem is the one message of an answer.
+// outputItem is the single message of an answer.
 func (o *output) outputItem(status string) object {
 	content := []any{}
 	if status != "in_progress" {

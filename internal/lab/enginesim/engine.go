@@ -231,7 +231,7 @@ func (e *Engine) abortAll() {
 	}
 }
 
-// Addr is the host:port of the API; AddrOf that of a rank, which is another one only with PortPerRank.
+// Addr is the host:port of the API; with PortPerRank use AddrOf.
 func (e *Engine) Addr() string { return e.apis[0].addr }
 
 // AddrOf is the host:port of the API that serves a rank.

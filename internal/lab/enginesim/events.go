@@ -137,7 +137,7 @@ func extraKeys(ev *kvEvent) [][]string {
 	return all
 }
 
-// sglangMarks are further keys or, in the array form, an eighth element that is a map and there only if it has a key.
+// sglangMarks are further keys. In the array form they are an eighth element, a map that is left out if empty.
 func (e encoding) sglangMarks(ev *kvEvent) (marks []field) {
 	if ev.id.salt != "" {
 		marks = append(marks, field{"cache_salt", ev.id.salt})

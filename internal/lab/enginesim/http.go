@@ -10,7 +10,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// apiMux serves the API of one rank, or of all of them when only is -1.
+// apiMux serves the API of one rank, or of all ranks if only is -1.
 func (e *Engine) apiMux(only int) http.Handler {
 	m := http.NewServeMux()
 	s := &service{e, only}

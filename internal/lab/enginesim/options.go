@@ -162,7 +162,7 @@ func bounded(f *flag.FlagSet, p *int, name string, value, least, most int, usage
 	})
 }
 
-// OptionsError says which option of an engine is invalid.
+// OptionsError describes an invalid option of an engine.
 type OptionsError struct{ error }
 
 // complete fills in defaults and rejects invalid options.

@@ -60,7 +60,7 @@ func withParams(f connector) connector {
 	}
 }
 
-// violation refuses a request that breaks its protocol, and counts that.
+// violation refuses and counts a request that violates its protocol.
 func (c *call) violation(format string, args ...any) error {
 	text := fmt.Sprintf(format, args...)
 	c.stats.count("violation: " + text)

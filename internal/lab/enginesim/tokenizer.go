@@ -13,8 +13,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// Tokenizer computes a model's prompts and has the words of its answers. It is safe for concurrent use and may be shared by
-// engines.
+// Tokenizer computes a model's prompts and holds the words of its answers. It is safe for concurrent use and may be
+// shared by engines.
 type Tokenizer struct {
 	model    *shape.Model
 	tokens   *bpe.Tokenizer
@@ -56,8 +56,8 @@ func LoadTokenizer(files fs.FS) (*Tokenizer, error) {
 // Plain reports whether the model has no chat template, so that its chats follow PlainTemplate.
 func (t *Tokenizer) Plain() bool { return t.plain }
 
-// chooseWords picks the tokens of answers. Each is the only token of its text, so that their text is encoded to the
-// same ids: the next turn of a conversation then repeats the generated ids.
+// chooseWords picks the tokens of answers. Each is the only token of its text, so that the text is encoded to the same
+// ids and the next turn of a conversation repeats the generated ids.
 func (t *Tokenizer) chooseWords() {
 	_, sentencePiece := t.tokens.TokenID("<0x0A>")
 	space := "Ġ"

@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// This file implements ZMTP 3.1 with the NULL mechanism, as libzmq does, for an engine's
-// two sockets: a PUB and a replay ROUTER. Libraries give no access to their connections,
-// which faults cut, nor to the subscriptions, which tests wait for.
+// This file implements ZMTP 3.1 with the NULL mechanism, as libzmq does, for an engine's two sockets: a PUB and a
+// replay ROUTER. Libraries expose neither their connections, which faults cut, nor the subscriptions that tests wait
+// for.
 
 const (
 	zmtpMore    = 1

@@ -18,8 +18,8 @@ type Check struct {
 	What   string `yaml:"what"`
 	Policy string `yaml:"policy"`
 	Figure string `yaml:"figure"`
-	// Over names policies: the figure is divided by the least of theirs, taken from OverCase and OverFigure
-	// if these are set. Minus names a policy whose figure is subtracted.
+	// Over names policies: the figure is divided by the lowest of theirs, in OverCase and as OverFigure if these are
+	// set. Minus names a policy whose figure is subtracted.
 	Over       []string `yaml:"over"`
 	OverCase   string   `yaml:"over_case"`
 	OverFigure string   `yaml:"over_figure"`

@@ -38,7 +38,7 @@ func (f *Fleet) info(rank int, ready bool) routing.TargetInfo {
 // up reports whether a rank may get requests.
 func (s *simulation) up(slot int) bool { return s.present[slot] }
 
-// changeFleet loses or adds the last worker when it is time, and reports whether it did.
+// changeFleet removes or adds the last worker when it is due, and reports whether it did.
 func (s *simulation) changeFleet(next float64) (bool, error) {
 	c := &s.fleet.Change
 	at := max(c.Lost, c.Added)

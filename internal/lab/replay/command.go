@@ -214,7 +214,7 @@ func (f *flags) check() error {
 	return f.checkGauntlet()
 }
 
-// checkGauntlet returns an error for flags that only a gauntlet has, or that it does not have.
+// checkGauntlet returns an error for flags that are only valid with a gauntlet, or only without one.
 func (f *flags) checkGauntlet() error {
 	other, text := "quick held-out families results", "--%s is one of --gauntlet"
 	if f.gauntlet {

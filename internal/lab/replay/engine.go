@@ -17,8 +17,8 @@ type Engine struct {
 	PerPair     float64
 	PerDecode   float64
 	PerResident float64
-	// PerHostToken is seconds per token read back from the host's memory: the least recently
-	// used blocks are there, beyond the Device tokens of the KV cache. 0 and 0: it is free.
+	// PerHostToken is seconds per token read back from host memory, where the least recently used blocks beyond the
+	// Device tokens of the KV cache are. If both are 0, reading is free.
 	PerHostToken float64
 	Device       int
 	// KeepOutput caches answers for the next turn.
@@ -70,8 +70,8 @@ type block struct {
 // job is a request on a rank.
 type job struct {
 	*record
-	// hit is what was cached when it was first admitted, cached when it was last, done the tokens
-	// that need not be computed any more.
+	// hit is what was cached at its first admission, cached at its last, and done the tokens that need not be computed
+	// any more.
 	hit, cached, done int
 	// prefillLeg ends with the first token; handover arrives with its KV cache.
 	prefillLeg, handover bool
@@ -205,7 +205,7 @@ func (r *rank) reserve(j *job) bool {
 		return false
 	}
 	for _, b := range j.pinned {
-		// Blocks that were used since, and those in use, are on the device before it.
+		// Blocks that were used since, and those in use, occupy the device first.
 		if r.engine.Device > 0 && b.pins == 0 && (r.uses-b.used+r.pinned+r.private)*r.size > r.engine.Device {
 			r.fetched += r.size
 		}
@@ -282,7 +282,7 @@ func (r *rank) begin() float64 {
 		e.PerHostToken*float64(r.fetched)
 }
 
-// leading counts the first blocks that are in a cache.
+// leading counts the leading blocks that are in a cache.
 func leading(cache map[uint64]bool, blocks []uint64) int {
 	n := 0
 	for n < len(blocks) && cache[blocks[n]] {
@@ -291,7 +291,7 @@ func leading(cache map[uint64]bool, blocks []uint64) int {
 	return n
 }
 
-// enter adds blocks to a cache and counts those that led already.
+// enter adds blocks to a cache and counts the leading ones that it already held.
 func enter(cache map[uint64]bool, blocks []uint64) int {
 	n := leading(cache, blocks)
 	for _, b := range blocks[n:] {

@@ -11,12 +11,12 @@ import (
 // session a turn follows the end of the one before.
 type family struct {
 	name, text string
-	// heldOut families are for judging only: no constant may be chosen on them.
+	// heldOut families are for judging only: constants must not be tuned on them.
 	heldOut bool
 	// seconds is how long requests arrive; the first quarter is not measured.
 	seconds float64
-	// full is the part of the time that demand computes at which a fleet is full: decoding and
-	// prefilling share steps, and memory bounds batches.
+	// full is the share of demand's computed time at which a fleet is saturated: decoding and prefilling share steps,
+	// and memory bounds batches.
 	full float64
 	// closed families have a constant number of sessions under way: where one ends, the next
 	// begins. In the others sessions arrive at random.
@@ -243,7 +243,7 @@ func (e *Engine) cost(r *Request, hit int) float64 {
 		output*(e.PerDecode+e.Base/batch+e.PerResident*(prompt+output/2))
 }
 
-// demand is the mean of a session: engine seconds, at the hit rate of one infinite cache, and how long it lasts at half load.
+// demand is the mean cost of a session: engine seconds at the hit rate of one infinite cache, and its duration at half load.
 type demand struct{ work, lasts float64 }
 
 // demand counts 300 sessions after 300 that warm the cache.
@@ -273,8 +273,8 @@ func (f *family) demand(e *Engine) demand {
 	return demand{d.work / f.full, d.lasts}
 }
 
-// workload generates the family at a part of a fleet's capacity. It begins with the sessions
-// that would be under way, each at a turn of its own.
+// workload generates the family at a share of a fleet's capacity. It begins with the sessions that would be under way,
+// each at a random turn.
 func (f *family) workload(fleet *Fleet, d demand, part float64) Workload {
 	rate := part * float64(fleet.Workers*fleet.Ranks) / d.work
 	return Workload{Name: f.name, BlockSize: familyBlock,

@@ -17,7 +17,7 @@ import (
 
 // Gauntlet runs all rules on all families of workloads, fleets and loads.
 type Gauntlet struct {
-	// Quick takes fewer cells on a smaller fleet. HeldOut adds the families that no constant may be chosen on.
+	// Quick takes fewer cells on a smaller fleet. HeldOut adds the families that are for judging only.
 	Quick, HeldOut bool
 	Rules          []Rule
 	Seeds          []uint64
@@ -112,9 +112,9 @@ func (g *Gauntlet) cells() ([]cell, error) {
 	return out, nil
 }
 
-// traceCapacity returns how much faster than recorded a trace must arrive to keep a fleet busy,
-// at the hit rate of one cache with a quarter to half of the fleet's memory: the rest has copies
-// and running requests. Two generations of blocks stand for an order of use.
+// traceCapacity returns how much faster than recorded a trace must arrive to keep a fleet busy, at the hit rate of one
+// cache with a quarter to half of the fleet's memory: the rest holds copies and running requests. Two generations of
+// blocks approximate LRU.
 func traceCapacity(w *Workload, fleet *Fleet) float64 {
 	requests := w.Generate(0)
 	slices.SortFunc(requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
@@ -233,8 +233,8 @@ func keepReport(path string, r *Report) error {
 	return os.Rename(path+".tmp", path)
 }
 
-// Standing compares a rule with the best rule of each cell. Bounds cannot be the best, nor can a rule that refused
-// requests in the cell: the fewer requests it served, the sooner they were. Where it comes out ahead, it counts as equal.
+// Standing compares a rule with the best rule of each cell. Neither bounds nor rules that refused requests in the cell
+// can be the best, because serving fewer requests makes them faster. Where such a rule is ahead, it counts as equal.
 type Standing struct {
 	Rule Rule
 	// Means has one entry for each figure of compared, in its order: the geometric mean, over all cells,
@@ -247,7 +247,7 @@ type Standing struct {
 	Refused float64
 }
 
-// compared are the figures of Standing.Means, TTFT p90 first. Of high ones more is better.
+// compared lists the figures of Standing.Means, TTFT p90 first; for high ones more is better.
 var compared = []struct {
 	name string
 	high bool

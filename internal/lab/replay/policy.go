@@ -93,7 +93,7 @@ func threshold(tokens int64) func(d *routing.Disagg) {
 	return func(d *routing.Disagg) { d.Mode, d.Threshold = routing.ModeThreshold, tokens }
 }
 
-// withTarget asks for the first token within the time that counts as goodput.
+// withTarget sets the time to the first token that counts as goodput as the requests' target.
 func withTarget(unmet routing.Unmet) func(*Policy, *routing.Policy) {
 	return func(p *Policy, _ *routing.Policy) { p.Config.Unmet, p.TTFT = unmet, time.Duration(sloTTFT*1e9) }
 }

@@ -34,8 +34,8 @@ type Result struct {
 	Ceiling float64 `json:"ceiling"`
 	// Throughput is output tokens per second between 10 % and 90 % of the completions.
 	Throughput float64 `json:"throughput"`
-	// CV, MaxMin and MinMean are of the numbers of requests that each rank got. MaxMin is the greatest number
-	// itself if a rank got none.
+	// CV, MaxMin and MinMean describe the numbers of requests per rank. MaxMin is the largest number itself if a rank
+	// got none.
 	CV      float64 `json:"cv"`
 	MaxMin  float64 `json:"max_min"`
 	MinMean float64 `json:"min_mean"`
@@ -47,8 +47,8 @@ type Result struct {
 	// Copies is how often a burst's prefix was computed, Others95 the TTFT p95 of the requests outside bursts.
 	Copies   float64 `json:"copies"`
 	Others95 float64 `json:"others95"`
-	// Goodput is the requests per second that meet sloTTFT and sloITL, Jain the index of
-	// fairness over the tenants' parts of such requests; 0 without tenants.
+	// Goodput is the requests per second that meet sloTTFT and sloITL, Jain the fairness index over the tenants' shares
+	// of these; 0 without tenants.
 	Goodput float64 `json:"goodput"`
 	Jain    float64 `json:"jain"`
 	// TTFTError50 and TTFTError90 are percentiles of |predicted - observed| / observed over
@@ -273,9 +273,9 @@ type Report struct {
 	Rows     []Row    `json:"rows"`
 }
 
-// Verdict explains what the figures mean for a choice: the policy with the least TTFT p90,
-// and the overlap weight with it if several were run. Bounds that no router can reach do
-// not count, nor do policies that refuse requests or lose throughput.
+// Verdict explains what the figures mean for a choice: the policy with the least TTFT p90, and the overlap weight with
+// it if several were run. Bounds that no router can reach, and policies that refuse requests or lose throughput, do not
+// count.
 func (r *Report) Verdict() []string {
 	const lost = 0.98
 	most := 0.0

@@ -46,7 +46,7 @@ func Rules() []Rule {
 	}
 }
 
-// ruleOf returns a rule of the gauntlet, or a policy that is none.
+// ruleOf returns a rule of the gauntlet, or a policy that is not one of them.
 func ruleOf(policy string) Rule {
 	for _, r := range Rules() {
 		if r.Policy == policy {
@@ -75,7 +75,7 @@ type pick struct {
 	s    *simulation
 	rec  *record
 	load []routing.Load
-	// held is the tokens of the prompt that a rank has; miss the others.
+	// held is the number of prompt tokens that a rank has, miss the number of the others.
 	held, miss []float64
 }
 

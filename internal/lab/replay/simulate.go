@@ -381,7 +381,7 @@ func (s *simulation) serve() {
 	}
 }
 
-// offer tries again to place a held request.
+// offer retries the placement of a held request.
 func (to *replica) offer(s *simulation) func(w *routing.Waiter) routing.Outcome {
 	return func(w *routing.Waiter) routing.Outcome {
 		h := to.held[w.ID]

@@ -53,7 +53,7 @@ type editor struct {
 	b, out []byte
 }
 
-// checkMembers is the number of object members read between two checks of the context.
+// checkMembers is the number of object members that are read between two checks of the context.
 const checkMembers = 1024
 
 // member is an object member that a change names.

@@ -2,15 +2,15 @@ package body
 
 import "unicode/utf8"
 
-// maxEstimated bounds, in bytes of JSON, the text whose characters are counted. For longer
-// prompts the length of the JSON is used, which is close at that size, less the parts without text.
+// maxEstimated bounds, in bytes of JSON, the text whose characters are counted. For longer prompts the length of the
+// JSON without non-text parts is used, which is accurate enough at that size.
 const maxEstimated = 256 << 10
 
-// audioToken is the bytes of a recording for each token: a second has 16 to 32 KB, and Whisper makes 50 tokens of it.
+// audioToken is the number of bytes of a recording per token: a second has 16 to 32 KB, and Whisper makes 50 tokens of it.
 const audioToken = 512
 
-// EstimateTokens estimates the prompt tokens of a request by the length of its unparsed body. For Audio a JSON body is a text to
-// be spoken, any other body a recording.
+// EstimateTokens estimates the prompt tokens of a request from the length of its unparsed body. For Audio a JSON body
+// is a text to speak, any other body a recording.
 func (a API) EstimateTokens(raw []byte) int64 {
 	if a == Audio && len(raw) > 0 && raw[0] != '{' {
 		return int64(len(raw) / audioToken)
@@ -71,8 +71,7 @@ func (r *Request) textless() (n int) {
 	return n
 }
 
-// contentLength returns the number of characters of a message's content: a string, or a list of
-// parts, of which only those with text count.
+// contentLength returns the number of characters of a message's content: a string, or the text parts of a list.
 func contentLength(raw []byte) int {
 	if len(raw) == 0 || raw[0] != '[' {
 		return textLength(raw)

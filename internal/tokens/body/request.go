@@ -277,8 +277,8 @@ func (r *Request) Model() string { return r.Text(FieldModel) }
 // Stream reports whether the client wants a streamed response.
 func (r *Request) Stream() bool { return r.Bool(FieldStream, false) }
 
-// CacheSalt returns the salt that separates this request's KV blocks from those of other
-// requests, "" if there is none. SGLang accepts a list for a batch, of which the first counts.
+// CacheSalt returns the salt that separates this request's KV blocks from those of other requests, "" if there is none.
+// SGLang accepts a list for a batch; the first element counts.
 func (r *Request) CacheSalt() string { return Text(FirstItem(r.Raw(FieldCacheSalt))) }
 
 // LoRA returns the adapter in SGLang's lora_path, "" if there is none. For the other engines the model name selects the adapter.
@@ -298,8 +298,8 @@ func Member(raw []byte, name string) (found []byte) {
 	return found
 }
 
-// NamesShared reports whether the client names what engines keep for all clients alike, whatever the salt: a session of SGLang,
-// or media by a uuid or a hash. vLLM takes a uuid without the media, SGLang stores what it made of media by the hash.
+// NamesShared reports whether the client names data that engines share between clients, regardless of the salt: a session of
+// SGLang, or media by a uuid or a hash. vLLM accepts a uuid without the media; SGLang stores processed media by their hash.
 func (r *Request) NamesShared() (found bool) {
 	var parameters []byte // of SGLang's /vertex_generate
 	if r.API == Unknown {
@@ -316,11 +316,11 @@ func (r *Request) NamesShared() (found bool) {
 	return found
 }
 
-// maxBatch is how many lists deep a batch of messages is.
+// maxBatch is the nesting depth of lists in a batch of messages.
 const maxBatch = 2
 
-// namesPart reports whether a message or input, or one in lists of them, has a part that names its medium. If bare, it may be
-// such a part itself.
+// namesPart reports whether a message or input, possibly nested in lists, has a part that names its medium. If bare, it
+// may be such a part itself.
 func namesPart(raw []byte, lists int, bare bool) (found bool) {
 	found = bare && namesMedium(raw)
 	if lists < maxBatch {
@@ -332,14 +332,14 @@ func namesPart(raw []byte, lists int, bare bool) (found bool) {
 	return found
 }
 
-// mediumNames are the members that name a part's medium: vLLM's, and SGLang's hashes of its bytes or of what was made of it.
+// mediumNames are the members that name a part's medium: vLLM's, and SGLang's hashes of the raw or processed bytes.
 var mediumNames = [...]string{"uuid", "content_hash", "hash", "pad_value", "pad_values", "identity"}
 
 func namesMedium(part []byte) bool {
 	return slices.ContainsFunc(mediumNames[:], func(name string) bool { return isSet(Member(part, name)) })
 }
 
-// isSet reports whether a member is there and not null.
+// isSet reports whether a member exists and is not null.
 func isSet(raw []byte) bool { return len(raw) > 0 && raw[0] != 'n' }
 
 // MaxTokens returns the maximum number of tokens to generate, from the field that the API gives
@@ -381,12 +381,12 @@ func (r *Request) Choices() int64 {
 
 // ConversationFields are the body fields that may contain a conversation id, by descending precedence: TensorRT-LLM's
 // own, then the session fields of the engines and of OpenAI's APIs. A dot separates object levels. They take precedence
-// over headers. A trajectory is Dynamo's name for one of the chains of requests of a session (documentation 1.2).
+// over headers. A trajectory is Dynamo's name for a chain of requests within a session (documentation 1.2).
 var ConversationFields = []string{"conversation_params.conversation_id", "disaggregated_params.conversation_id", "session_id",
 	"vllm_xargs.session_id", "nvext.agent_context.trajectory_id", "nvext.agent_context.session_id", "conversation.id", "conversation"}
 
-// LooseConversationFields count where no header has an id: subagents may have the value of their parent (Codex,
-// prompt_cache_key), and a run may be several conversations (LiteLLM's metadata.session_id).
+// LooseConversationFields count only if no header has an id: subagents may use their parent's value (Codex,
+// prompt_cache_key), and a run may consist of several conversations (LiteLLM's metadata.session_id).
 var LooseConversationFields = []string{"prompt_cache_key", "metadata.session_id"}
 
 // ConversationID returns the first non-blank text among the given body fields, trimmed, and the name of its field.
@@ -405,8 +405,8 @@ func (r *Request) ConversationID(fields []string) (id, field string) {
 	return "", ""
 }
 
-// SessionOfUser returns the session in Anthropic's metadata.user_id as Claude Code fills it in: an object as text, or
-// in older versions user_..._account_..._session_ID. "" if there is none: a user is not a conversation.
+// SessionOfUser returns the session that Claude Code puts into Anthropic's metadata.user_id: a JSON object as text, or
+// in older versions user_..._account_..._session_ID. "" if there is none.
 func SessionOfUser(id string) string {
 	var user struct {
 		Session string `json:"session_id"`

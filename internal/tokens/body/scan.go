@@ -90,7 +90,7 @@ func shortKey(key []byte) string {
 // maxSteps bounds the path in an error: of a longer one, only the first and last maxSteps steps are shown.
 const maxSteps = 8
 
-// stop ends the walk over an object. Only the callback of object may call it.
+// stop ends the walk over an object. Only object's callback may call it.
 func (s *scanner) stop() { s.stopped = true }
 
 // finish adds the path to the error, or returns an *UnreadError instead.
@@ -385,7 +385,7 @@ func run(b []byte, i int, nonASCII *uint64) int {
 	return i
 }
 
-// plainURL returns the length of a data: URL that the string at the start of b is, -1 if there is none or it has escapes.
+// plainURL returns the length of the data: URL in the string at the start of b, -1 if there is none or it has escapes.
 func plainURL(b []byte) int {
 	if len(b) <= 5 || string(b[:5]) != "data:" {
 		return -1

@@ -22,8 +22,8 @@ type AddedToken struct {
 
 // addTokens adds the tokens of tokenizer.json, then those that transformers adds from the configuration.
 func (t *Tokenizer) addTokens(tokens []AddedToken) {
-	// A token gets the id that the library assigns: that of the vocabulary, else the next free one, whatever the file says. For
-	// one that already exists only the flags change.
+	// A token gets the id that the library assigns: its id in the vocabulary, else the next free one, regardless of the
+	// file. If it already exists, only its flags change.
 	places, next := map[string]int{}, uint32(t.vocab.count)
 	add := func(a AddedToken) {
 		if i, ok := places[a.Content]; ok {
@@ -247,7 +247,7 @@ type search struct {
 	s   string
 	pos int // where to search for the next token
 	cut int // end of the last hit
-	// marks reports that each space in s stands for U+2581, which Lstrip and Rstrip do not take as white space.
+	// marks reports that each space in s stands for U+2581, which is not white space for Lstrip and Rstrip.
 	marks  bool
 	wanted *watch
 }

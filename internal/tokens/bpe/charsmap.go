@@ -72,7 +72,7 @@ func (m *charsmap) match(s string, shortest bool) (text []byte, n int) {
 func trieOffset(unit uint32) uint32 { return unit >> 10 << (unit & (1 << 9) >> 6) }
 
 // maxGrapheme is the size in bytes from which the library replaces the characters of a grapheme cluster one by one. A
-// smaller cluster is replaced by the text of the shortest sequence that it starts with, whatever follows in it.
+// smaller cluster is replaced by the text of the shortest sequence that it starts with, regardless of its rest.
 const maxGrapheme = 6
 
 // normalize is the normalizer Precompiled of the library.

@@ -25,7 +25,7 @@ type Config struct {
 	// Mistral: vLLM renders chats with mistral-common, because the folder has a tokenizer for it and
 	// weights in Mistral's format, or no other tokenizer.
 	Mistral bool
-	// MistralFile is what the tokenizer's file says, for a tokenizer of such a file.
+	// MistralFile is the content of the tokenizer's file besides the tokens, for a tokenizer of such a file.
 	MistralFile MistralFile
 	// HasModel reports whether there is a config.json, Media whether it configures images, audio
 	// or video. VocabSize is its number of ids, 0 if unset.
@@ -149,8 +149,8 @@ func members(object map[string]json.RawMessage, to map[string]any) error {
 	return nil
 }
 
-// notFinite finds the floats that Python's json module reads and writes, and JSON has not, such as Mamba's time_step_limit. It
-// also finds strings, so that it does not find them inside.
+// notFinite matches the non-finite floats that Python's json module reads and writes although JSON has none, such as
+// Mamba's time_step_limit. It also matches strings, to skip their content.
 var notFinite = regexp.MustCompile(`(?s)"(?:[^"\\]|\\.)*"|-?(?:NaN|Infinity)`)
 
 // readJSON decodes the file into v, which stays unchanged if the file does not exist. Floats that are not finite become null.

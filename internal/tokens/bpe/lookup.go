@@ -83,8 +83,8 @@ func (enc *encoder) words(dst []uint32, s string, at, end int) []uint32 {
 // batch is the number of words whose slots are loaded before the first of them is compared, so that the cache misses overlap.
 const batch = 32
 
-// lookup appends the ids of the words of text that start at from and end at ends. parts reports that
-// they are parts of words already, and are not split again.
+// lookup appends the ids of the words of text that start at from and end at ends. parts reports that they already are
+// parts of words, which are not split again.
 func (enc *encoder) lookup(dst []uint32, text []byte, from int, ends []uint32, parts bool) []uint32 {
 	var found [batch]uint64
 	short := enc.t.short
@@ -127,9 +127,9 @@ func tail(b []byte) uint64 {
 	return binary.LittleEndian.Uint64(pad[:])
 }
 
-// second looks up one word that is not in its home slot of the table of short tokens. A known word of up to frontSize
-// bytes takes no branch that depends on it but for the rare fourth id: the entry is selected by arithmetic, and all
-// three ids of its first integer are written, of which those that it does not have are overwritten by the next word's.
+// second looks up one word that is not in its home slot of the table of short tokens. Except for the rare fourth id, a
+// known word of up to frontSize bytes takes no branch that depends on it: the entry is selected by arithmetic, and all
+// three ids of its first integer are written; the next word overwrites the unused ones.
 func (enc *encoder) second(dst []uint32, text []byte, from, end int, parts bool) []uint32 {
 	size := uint(end - from)
 	if size > frontSize {

@@ -8,7 +8,7 @@ import (
 )
 
 // Marked tokenizes marked text, in which special tokens are ids: what a client writes cannot become one. Marked text is
-// UTF-8 with two marks, whose first bytes UTF-8 does not have. The texts between marks are tokenized each by itself.
+// UTF-8 with two marks, whose first bytes UTF-8 does not have. Each text between marks is tokenized separately.
 type Marked struct{ *Tokenizer }
 
 const (

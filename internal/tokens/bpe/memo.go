@@ -125,8 +125,8 @@ func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, kee
 	return dst, false, keep
 }
 
-// A cutter finds places where pre-tokenized text may be cut, whatever the text on either side: the words of both sides
-// together are the words of the whole text. So the ids of a segment between two cuts can be cached.
+// A cutter finds places where pre-tokenized text may be cut regardless of the text on either side: the words of both
+// sides together are the words of the whole text. So the ids of a segment between two cuts can be cached.
 //
 // The rules, which TestCutsAreSafe checks for each splitter on random text:
 //   - An ASCII letter before an ASCII blank, symbol or punctuation other than an
@@ -249,7 +249,7 @@ func wideCut(s string, i int) bool {
 	return false
 }
 
-// next returns the end of the segment that starts at i. The hash is looked at before safe, which takes longer and would
+// next returns the end of the segment that starts at i. The hash is checked before safe, which takes longer and would
 // accept most of the places that the hash refuses.
 func (c *cutter) next(text []byte, s string, i int) int {
 	for j := i + minSegment; j < len(s); j++ {

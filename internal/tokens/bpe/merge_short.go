@@ -60,8 +60,8 @@ func (s *smallMerge) parts(m *merges, parts []uint64, dst []uint32) []uint32 {
 	return s.run(m, len(parts), dst)
 }
 
-// least returns which of the pairs of n symbols is to be merged first. The places are read first, so that
-// the compiler emits conditional moves.
+// least returns which of the pairs of n symbols must be merged first. The places are read first, so that the compiler
+// emits conditional moves.
 func (s *smallMerge) least(n int) uint64 {
 	a, b, c, d := noSmall, noSmall, noSmall, noSmall
 	for i := 0; i < n; i += smallGroup {

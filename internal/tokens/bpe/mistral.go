@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// MistralFile is what a file of mistral-common says besides the tokens.
+// MistralFile is the content of a mistral-common file besides the tokens.
 type MistralFile struct {
 	// Version of the format of conversations: 1, 2, 3, 7, 11, 13 or 15; 0 if it has none.
 	Version int
@@ -64,7 +64,7 @@ func loadMistral(fsys fs.FS, config Config) (*Tokenizer, error) {
 	return t, nil
 }
 
-// mistralVersion returns the number of a version such as v3, or v7m1 with images; 0 if it is none.
+// mistralVersion returns the number of a version such as v3, or v7m1 with images; 0 for anything else.
 func mistralVersion(name string) int {
 	number, _, _ := strings.Cut(strings.TrimPrefix(name, "v"), "m")
 	n, _ := strconv.Atoi(number)

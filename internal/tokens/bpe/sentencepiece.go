@@ -271,8 +271,8 @@ func (m *spmModel) readBPE(t *Tokenizer, list *tokenList) (err error) {
 	return nil
 }
 
-// blankRuns are the tokens of several U+2581 if all have the same score, the lowest: of equal
-// scores the leftmost is merged first, after everything else.
+// blankRuns are the tokens of several U+2581 if all have the same score, the lowest: the leftmost of equal scores is
+// merged first, after everything else.
 type blankRuns struct {
 	one   uint32         // the token of one; maxID: the tokens merge like others
 	sizes map[uint32]int // by token
@@ -456,8 +456,8 @@ func (n *spmNormalizer) normalize(enc *encoder, s string) string {
 	return stringOf(out)
 }
 
-// converted returns the tokenizer that transformers 5 makes of a folder that has no tokenizer.json: the merges are in
-// the order of the ids, LlamaTokenizer puts a space before the text, and other classes put none.
+// converted returns the tokenizer that transformers 5 makes from a folder without tokenizer.json: merges are in the
+// order of the ids, and only LlamaTokenizer puts a space before the text.
 func (m *spmModel) converted(config Config) (*Tokenizer, error) {
 	t := newTokenizer(config)
 	class := config.engineClass()

@@ -109,8 +109,8 @@ func (t *Tokenizer) EncodeUntil(stop <-chan struct{}, dst []uint32, text string,
 	return dst, err
 }
 
-// sglangBOS are the classes for which SGLang puts BOS before texts, and nothing after them, unless tokenizer_config.json says
-// not to. What tokenizer.json says does not count then.
+// sglangBOS are the classes for which SGLang puts BOS before texts, and nothing after them, unless
+// tokenizer_config.json disables it. tokenizer.json is then ignored.
 var sglangBOS = strings.Fields("LlamaTokenizer LlamaTokenizerFast CodeLlamaTokenizer CodeLlamaTokenizerFast GemmaTokenizer GemmaTokenizerFast CohereTokenizerFast")
 
 // ForSGLang returns the tokenizer as SGLang 0.5.23 uses it.

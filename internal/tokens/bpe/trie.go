@@ -4,7 +4,7 @@ package bpe
 // its slot; the root, trieRoot, has none.
 type byteTrie []trieNode
 
-// trieNode has its parent and the byte that leads from there to it, and the id+1 of its token. A free slot is zero.
+// trieNode holds its parent, the byte that leads from the parent to it, and the id+1 of its token. A free slot is zero.
 type trieNode struct{ key, token uint32 }
 
 // Numbers of nodes have 24 bits, see edge.

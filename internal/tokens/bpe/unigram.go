@@ -32,7 +32,7 @@ type unigram struct {
 	limit, margin float64
 }
 
-// openPath is the sum of the best path to a place, and the next best of those whose last token is another.
+// openPath holds the sum of the best path to a place, and the best sum of the paths with another last token.
 type openPath struct{ sum, next float64 }
 
 // unkPenalty is subtracted from the lowest score of the vocabulary for the score of an unknown character.
@@ -145,8 +145,8 @@ func (u *unigram) rounded(sum float64) float64 {
 	return sum
 }
 
-// follow appends the ids of a path, whose last step is at the end of steps. The second best path enters a place of the best
-// one by another token, and goes on with it: so it is behind by the least difference at the places of the best path.
+// follow appends the ids of a path, whose last step is at the end of steps. The second best path joins the best one at
+// a place, by another token. So it is behind by the least difference at the places of the best path.
 func (u *unigram) follow(enc *encoder, dst []uint32, word []byte, steps []uint32) []uint32 {
 	end := enc.paths[len(word)&(len(enc.paths)-1)].sum
 	sure := enc.sure && len(word) < len(enc.paths)

@@ -84,7 +84,7 @@ func New(limit int64) *Cache {
 	return c
 }
 
-// SetLimit changes the limit, in bytes, and evicts what exceeds a lower one. A limit below 1 is ignored; c may be nil.
+// SetLimit changes the limit, in bytes, and evicts what exceeds it. A limit below 1 is ignored; c may be nil.
 func (c *Cache) SetLimit(limit int64) {
 	if c == nil || limit <= 0 {
 		return
@@ -102,7 +102,7 @@ func (c *Cache) SetLimit(limit int64) {
 
 var spaces atomic.Uint64
 
-// NewSpace returns a number that separates the entries of one model from those of others. The model may add 0 to 255 to it.
+// NewSpace returns a number that separates the entries of one model from those of others. The model may use it plus 0 to 255.
 func NewSpace() uint64 { return spaces.Add(1) << 8 }
 
 // get returns the entry under a key, nil if there is none of this kind and space. The caller holds the lock, as for again, add,
@@ -126,7 +126,7 @@ func (c *Cache) again(key uint64) bool {
 	return seen
 }
 
-// add keeps an entry, to be found under its keys. It may be evicted again by the time add returns.
+// add stores an entry under its keys. It may be evicted again by the time add returns.
 func (c *Cache) add(e *entry) {
 	c.used++
 	e.used = c.used

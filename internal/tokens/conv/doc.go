@@ -1,5 +1,5 @@
-// Package conv is the cache of conversations: what is known of a body that begins like an earlier
-// one. It follows a request from its bytes to its block hashes, in four kinds of entries:
+// Package conv is the cache of conversations: it reuses results for a body that begins like an earlier one. It follows
+// a request from its bytes to its block hashes, in four kinds of entries:
 //
 //	bodies    a whole body          -> the parsed request, its ids and block hashes
 //	chats     JSON of a chat        -> where its messages begin and end

@@ -34,13 +34,13 @@ func (h hashes) with(seed uint64, block int, list []uint64) hashes {
 			return h
 		}
 	}
-	if len(h) == maxLists { // evict the oldest: clients choose seeds by salt, and must not fill the lists for good
+	if len(h) == maxLists { // evict the oldest: clients choose seeds by salt, and must not fill the lists permanently
 		h = slices.Delete(h, 0, 1)
 	}
 	return append(h, hashList{seed, block, append(make([]uint64, 0, len(list)*9/8+16), list...)})
 }
 
-// upTo returns a copy of the hashes of the first ids, with room for those of all.
+// upTo returns a copy of the hashes of the first ids, with room for the hashes of all ids.
 func (h hashes) upTo(ids, all int) (out hashes) {
 	for _, l := range h {
 		if n := min(len(l.list), ids/l.block); n > 0 {

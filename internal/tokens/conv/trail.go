@@ -25,7 +25,7 @@ type mark struct {
 	at  int // of a chat: where the message begins; of a prompt: the number of ids before end
 }
 
-// known is the part of an entry that may be read without the lock until leave: its state when it was found.
+// known is the state of an entry when it was found, which may be read without the lock until leave.
 type known struct {
 	*entry
 
@@ -119,7 +119,7 @@ func commonPrefix(a, b []byte) int {
 
 // keep stores a text up to the last of the marks fresh, which follow the marks that it shares with f: it extends f's
 // entry if that ends at the last shared mark, or else adds the entry e. ids are those of the text, nil for a chat. It
-// returns the entry that has the text, and the mark up to which it does; the entry is nil if nothing is kept.
+// returns the entry that has the text, and the mark up to which it has it; nil if nothing is kept.
 func (c *Cache) keep(e *entry, f *known, shared, fresh []mark, text []byte, ids []uint32, digests []uint64) (*entry, mark) {
 	last := mark{}
 	if len(shared) > 0 {

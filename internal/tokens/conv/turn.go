@@ -107,8 +107,8 @@ func (c *Cache) parseChat(t *Turn, api body.API, raw []byte) error {
 	return nil
 }
 
-// Messages above longMessage bytes are kept at their second occurrence, which most never have;
-// those above largeMessage are not kept.
+// Messages above longMessage bytes, most of which never occur again, are kept at their second occurrence; those above
+// largeMessage are not kept.
 const (
 	longMessage  = 2 << 10
 	largeMessage = 256 << 10

@@ -15,11 +15,11 @@ type Prompt struct {
 	IDs []uint32
 	// Media are the images in IDs, in order.
 	Media []Medium
-	// Text is the prompt as text, "" unless it was asked for, or if the request contained ids.
+	// Text is the prompt as text, "" if it was not requested or the request contained ids.
 	Text string
 	// Prompts is the number of prompts in the request. IDs and Text are those of the first one.
 	Prompts int
-	// Partial is the reason why IDs are only the front of the prompt, or missing; "" if they are the whole prompt.
+	// Partial is the reason why IDs are only the start of the prompt, or missing; "" if they are the whole prompt.
 	Partial string
 	// Assumed names a rule that no recording of a real engine confirms, "" if all are confirmed.
 	Assumed string
@@ -91,8 +91,8 @@ func (c *Cache) keepBody(t *Turn, key uint64, api body.API, raw []byte) error {
 	return nil
 }
 
-// Kept reports whether the cache holds the whole body: then Keep stores the result, so its ids must
-// not be in memory that is reused.
+// Kept reports whether the cache holds the whole body. Keep then stores the result, so its ids must not be in reused
+// memory.
 func (t *Turn) Kept() bool { return t.whole != nil }
 
 // Result returns the result that Keep stored for this body or an equal one.

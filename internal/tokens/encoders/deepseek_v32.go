@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// deepseekV32 is vllm/tokenizers/deepseek_v32.py, or SGLang's encoding_dsv32.py with what its serving_chat.py does before.
+// deepseekV32 is vllm/tokenizers/deepseek_v32.py, or SGLang's encoding_dsv32.py after the changes of its serving_chat.py.
 type deepseekV32 struct{ sglang bool }
 
 func newDeepseekV32(*bpe.Tokenizer) (Encoder, error) { return deepseekV32{}, nil }
@@ -68,8 +68,8 @@ func (d deepseekV32) thought(msg *jinja.Dict) string {
 	return thought(msg)
 }
 
-// message appends message i. of is the index of the last message before it whose role is not tool,
-// -1 if there is none: the calls that a tool's message answers are in that one.
+// message appends message i. of is the index of the last message before it whose role is not tool, -1 if there is none;
+// it has the calls that a tool's message answers.
 func (d deepseekV32) message(dst []byte, c *Chat, messages []jinja.Value, i, of, last int, thinking bool) ([]byte, error) {
 	if err := c.stopped(); err != nil {
 		return dst, err

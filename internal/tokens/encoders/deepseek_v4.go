@@ -141,7 +141,7 @@ func v4Dropped(messages []v4Message, v41 bool) (out []v4Message) {
 	return out
 }
 
-// noTask is the task of a message that has none, or one that is empty or no text.
+// noTask is the task of a message whose task is missing, empty or not a text.
 var noTask = map[bool]string{false: "?"}
 
 // v4Merged merges tool results and texts of a user into one message each, with the results in the order of the calls.
@@ -219,7 +219,8 @@ func callOrder(calls []jinja.Value) map[string]int {
 	return order
 }
 
-// checkV41 refuses a message that vLLM refuses before it reads the next one, and notes in unread what vLLM refuses later.
+// checkV41 refuses a message that vLLM refuses before reading the next one, and records in unread what it refuses
+// later.
 func (m *v4Message) checkV41(msg *jinja.Dict) error {
 	parts, _ := member(msg, "content").AsList()
 	for i := range parts {

@@ -18,7 +18,7 @@ const (
 	thinkEnd    = "</think>"
 )
 
-// appendDSMLCalls appends tool calls in a block of this name. If it begins with a space, the names in it do.
+// appendDSMLCalls appends tool calls in a block of this name. A leading space also precedes the names in it.
 func appendDSMLCalls(dst []byte, c *Chat, block string, calls []jinja.Value) (_ []byte, err error) {
 	invoke, parameter := dsmlToken+"invoke", dsmlToken+"parameter"
 	if block[0] == ' ' {
@@ -63,7 +63,7 @@ func appendDSMLCalls(dst []byte, c *Chat, block string, calls []jinja.Value) (_ 
 	return append(dst, "</"+dsmlToken+block+">"...), nil
 }
 
-// appendDSMLTools appends a section about tools; the schemas, one a line, take the place of %s.
+// appendDSMLTools appends a section about tools; the schemas, one per line, replace %s.
 func appendDSMLTools(dst []byte, c *Chat, section string, tools []jinja.Value) (_ []byte, err error) {
 	head, tail, _ := strings.Cut(section, "%s")
 	dst = append(append(dst, "\n\n"...), head...)
@@ -123,7 +123,7 @@ func roleOf(v jinja.Value) string {
 	return text(msg, "role")
 }
 
-// truth reports whether Python takes the value of an argument as true.
+// truth reports whether the value of an argument is true in Python.
 func truth(args *jinja.Dict, key string) bool {
 	v, ok := args.Get(key)
 	return ok && v.Truth()

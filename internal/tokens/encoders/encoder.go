@@ -13,7 +13,7 @@ import (
 
 // Encoder turns conversations into prompts. It is safe for concurrent use.
 type Encoder interface {
-	// Traits returns what the caller must know to prepare a Chat.
+	// Traits describes how to prepare a Chat.
 	Traits() Traits
 	// Append appends the prompt. The error is a *Refusal if the engine refuses the conversation, and
 	// ErrStopped once Chat.Stop is closed.
@@ -47,7 +47,7 @@ const (
 	// Original: contents are as the client wrote them, in messages that vLLM's chat parser accepts. A part that is an
 	// image or video has the type image, and audio the type audio; their text is the caller's mark.
 	Original
-	// Read: as Original, without contents that vLLM's request model leaves to be read later.
+	// Read: as Original, without contents that vLLM's request model leaves for later.
 	Read
 )
 
@@ -60,9 +60,9 @@ type Chat struct {
 	// Effort is the request's reasoning_effort, "" if it has none.
 	Effort string
 	Now    time.Time
-	// Continue: the model goes on with the last message. Generate: it begins one.
+	// Continue: the model continues the last message. Generate: it begins a new one.
 	Continue, Generate bool
-	// Limit is the most bytes that the prompt may have.
+	// Limit is the maximum size of the prompt in bytes.
 	Limit int
 	// Stop ends the work once it is closed; nil means never.
 	Stop <-chan struct{}
@@ -138,8 +138,8 @@ func ForVLLM(tok *bpe.Tokenizer) (Encoder, error) {
 	return nil, nil //nolint:nilnil // no encoder is a result
 }
 
-// conversationTypes are the model types that SGLang renders by a conversation template of its own,
-// which it prefers to that of the folder but not to that of its flag.
+// conversationTypes are the model types that SGLang renders by its own conversation template, which it prefers to the
+// folder's template but not to that of its flag.
 var conversationTypes = strings.Fields("internvl_chat deepseek_vl_v2 multi_modality phi4mm minicpmv minicpmo moss_vl deepseek-ocr unlimited-ocr paddleocr_vl whisper")
 
 // ForSGLang returns the encoder that SGLang 0.5.23 uses for a model, nil if it uses a template, and fails with ErrMissing

@@ -416,7 +416,8 @@ func (w *harmonyWriter) trailing(d *jinja.Dict, bare bool) {
 	}
 }
 
-// defaultOf writes a default. A string is quoted, except that of an enum if bare is set; quotes in it are escaped only in enums.
+// defaultOf writes a default. Strings are quoted, unless bare is set and they are an enum's; quotes in them are escaped
+// only in enums.
 func (w *harmonyWriter) defaultOf(d *jinja.Dict, v jinja.Value, bare bool) {
 	w.text("default: ")
 	s, isText := v.AsString()

@@ -212,7 +212,7 @@ func (m *mistralMessage) only(kinds []string) error {
 	return nil
 }
 
-// said reports whether Python takes the content of a parsed message as true: it is not empty.
+// said reports whether the content of a parsed message is true in Python: it is not empty.
 func (m *mistralMessage) said() bool {
 	c := m.contents[0]
 	return len(c) > 0 && (m.list || c[0].text != "")
@@ -366,8 +366,7 @@ func (w *mistralWriter) write(messages []mistralMessage) {
 	}
 }
 
-// chunks writes a content. An image or audio comes before its texts, so of such a content it writes only the caller's
-// placeholder.
+// chunks writes a content. Of one with an image or audio, which precedes the texts, it writes only the placeholder.
 func (w *mistralWriter) chunks(m *mistralMessage) {
 	sep := "\n\n"
 	if w.version >= 15 {
@@ -462,8 +461,8 @@ func mistralObject(members ...any) jinja.Value {
 	return jinja.FromDict(d)
 }
 
-// effort returns the reasoning effort that the prompt names, "" if none. Model settings exist since version 15; they are
-// checked even if the chat has no message of a user, before which they stand.
+// effort returns the reasoning effort in the prompt, "" for none. Model settings exist since version 15 and precede the
+// first user message; they are checked even if the chat has none.
 func (m *mistral) effort(c *Chat) (string, error) {
 	switch {
 	case m.version < 15, m.settings != nil && m.settings.Effort == nil:

@@ -7,7 +7,7 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// check refuses what mistral-common's validator of the version refuses in its mode for tests, which vLLM uses.
+// check refuses what mistral-common's validator of the version refuses in its test mode, which vLLM uses.
 func (m *mistral) check(messages []mistralMessage, c *Chat) error {
 	if err := m.checkOrder(messages); err != nil {
 		return err

@@ -124,7 +124,7 @@ func (c *schemaChecker) member(key string, v jinja.Value, err *error) bool {
 
 var schemaTypes = []string{"array", "boolean", "integer", "null", "number", "object", "string"}
 
-// uniqueTexts reports whether all items are strings, differ, and are among these, if any are given.
+// uniqueTexts reports whether all items are distinct strings, and are among these if any are given.
 func uniqueTexts(items []jinja.Value, of []string) bool {
 	seen := make(map[string]bool, len(items))
 	for i := range items {
@@ -149,7 +149,7 @@ func sign(v jinja.Value) int {
 	return 1
 }
 
-// otherPattern matches syntax of regular expressions that Python refuses or gives another meaning than Go.
+// otherPattern matches regular expression syntax that Python refuses or interprets differently from Go.
 var otherPattern = regexp.MustCompile(`\\[pPzCQx]|\(\?[^:P]`)
 
 // pattern fails with ErrMissing if Python might not accept a pattern. It only parses the pattern:

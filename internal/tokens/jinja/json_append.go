@@ -53,7 +53,7 @@ type jsonWriter struct {
 	m           *machine // charged for the steps; may be nil
 }
 
-// newline begins a line, if the output has lines.
+// newline begins a new line if the output is indented.
 func (w *jsonWriter) newline(dst []byte, depth int) []byte {
 	if !w.opts.Indented {
 		return dst

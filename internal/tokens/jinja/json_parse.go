@@ -20,7 +20,7 @@ var (
 	ErrLoneSurrogate = errors.New("lone surrogate")
 	// ErrJSONDepth: lists and objects are nested deeper than maxJSONDepth.
 	ErrJSONDepth = errors.New("nested too deeply")
-	// ErrIntDigits: an int has more digits than Python reads.
+	// ErrIntDigits: an int has more digits than Python accepts.
 	ErrIntDigits = errors.New("exceeds the limit for integer string conversion")
 	// ErrInvalidUTF8: the document is not UTF-8.
 	ErrInvalidUTF8 = errors.New("invalid UTF-8")
@@ -39,11 +39,10 @@ const maxIntDigits = 4300
 // must not be modified while the value is in use.
 func ParseJSON(data []byte) (Value, error) { return ParseJSONInto(nil, nil, data, false) }
 
-// ParseJSONInto is ParseJSON for a value that is used briefly: strings with escapes are appended to
-// texts, unless it is nil, and are valid until that is shortened. With surrogates it accepts lone
-// ones, as Python does: each becomes the three bytes that UTF-8 would use for it. Such a string is
-// not valid text. That matters only if it is printed, and then no tokenizer accepts the prompt.
-// It ends with ErrStopped soon after stop is closed.
+// ParseJSONInto is ParseJSON for a value that is used briefly: strings with escapes are appended to texts, unless it is
+// nil, and are valid until that is shortened. With surrogates it accepts lone ones, as Python does: each becomes the
+// three bytes that UTF-8 would use for it. Such a string is not valid text. That matters only if it is printed, and
+// then no tokenizer accepts the prompt. It ends with ErrStopped soon after stop is closed.
 func ParseJSONInto(stop <-chan struct{}, texts *[]byte, data []byte, surrogates bool) (Value, error) {
 	p := jsonParser{src: unsafe.String(unsafe.SliceData(data), len(data)), texts: texts, surrogates: surrogates, stop: stop}
 	if !ascii.ValidString(p.src) && !utf8.ValidString(p.src) {
@@ -74,7 +73,7 @@ type jsonParser struct {
 	pairs      []entry // the same for objects
 }
 
-// stopped counts a value or a member, and looks at the stop channel now and then: more often than once a millisecond.
+// stopped counts a value or a member, and checks the stop channel at least once per millisecond.
 func (p *jsonParser) stopped() bool {
 	if p.seen++; p.seen%(1<<12) != 0 {
 		return false
@@ -162,7 +161,7 @@ func (p *jsonParser) array(depth int) (Value, error) {
 	return List(items), nil
 }
 
-// more reads what follows an element: a comma, or the end of what the element is in.
+// more reads what follows an element: a comma, or the end of its list or object.
 func (p *jsonParser) more(end byte) (bool, error) {
 	p.space()
 	switch {
@@ -315,8 +314,8 @@ func plainEnd(s string, i int) int {
 		b := s[i : i+8]
 		v := uint64(b[0]) | uint64(b[1])<<8 | uint64(b[2])<<16 | uint64(b[3])<<24 | uint64(b[4])<<32 | uint64(b[5])<<40 | uint64(b[6])<<48 | uint64(b[7])<<56
 		quote, slash := v^ones*'"', v^ones*'\\'
-		// A byte of x is below n, or zero, where x-n*ones borrows and x has no high bit. A
-		// borrow may pass on to higher bytes, so only the lowest mark is sure.
+		// A byte of x is below n, or zero, where x-n*ones borrows and x has no high bit. A borrow may propagate to
+		// higher bytes, so only the lowest mark is certain.
 		if found := ((v-ones*' ')&^v | (quote-ones)&^quote | (slash-ones)&^slash) & highs; found != 0 {
 			return i + bits.TrailingZeros64(found)/8
 		}
@@ -344,7 +343,7 @@ func quoteEnd(s string, i int) int {
 
 var jsonEscapes = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// room returns an empty slice with room for n bytes. Full texts stay as they are: strings are in them.
+// room returns an empty slice with room for n bytes. Full texts are not changed, because strings refer to them.
 func (p *jsonParser) room(n int) []byte {
 	if p.texts == nil {
 		return make([]byte, 0, n)

@@ -135,7 +135,7 @@ func (l *lexer) data(end int, sign byte, isVariable bool) {
 	l.advance(end)
 }
 
-// signAt returns the sign at i, 0 if there is none, and where the text goes on.
+// signAt returns the sign at i, 0 if there is none, and the position after it.
 func signAt(s string, i int) (sign byte, next int) {
 	if i < len(s) && (s[i] == '-' || s[i] == '+') {
 		return s[i], i + 1

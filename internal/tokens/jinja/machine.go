@@ -35,7 +35,7 @@ func (m *machine) step() {
 // stepsAtOnce is the number of steps between two checks of the stop channel: about a millisecond.
 const stepsAtOnce = 1 << 16
 
-// look grants the next steps. It raises ResourceLimit if none remain, and Stopped if stop is closed.
+// look grants further steps. It raises ResourceLimit if none remain, and Stopped if stop is closed.
 func (m *machine) look() {
 	for m.steps < 0 {
 		if m.later == 0 {
@@ -241,7 +241,7 @@ func (code *macroCode) call(m *machine, parent *frame, a *arguments) Value {
 	return text
 }
 
-// refuseRest raises for arguments that no parameter accepted.
+// refuseRest raises if an argument matches no parameter.
 func (code *macroCode) refuseRest(a *arguments, used []bool) {
 	name := "None"
 	if code.name != "" {

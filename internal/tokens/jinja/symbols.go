@@ -37,7 +37,7 @@ type load struct {
 type symbols struct {
 	parent *symbols
 	fn     *funcScope
-	// idents is shared by the copies that branches of an if work on.
+	// idents is shared by the copies for the branches of an if.
 	idents map[string]*ident
 	refs   map[string]*ident
 	loads  map[*ident]load

@@ -32,7 +32,7 @@ const (
 
 // RequestEnv returns the bounds for rendering a template that a client supplied; size is the length of its request in
 // bytes. A rendering allocates at most four times MaxMemory in total, and takes tens of milliseconds of CPU time in
-// addition to a share proportional to size. A conversation of 10 MB fits with every template of the tests.
+// addition to a share proportional to size. They suffice for a conversation of 10 MB with the tests' templates.
 func RequestEnv(size int) Env {
 	size = min(max(size, 0), 1<<30)
 	return Env{MaxMemory: 32<<20 + 8*size, MaxOutput: 8<<20 + 2*size, MaxSteps: 1<<20 + 2*size}

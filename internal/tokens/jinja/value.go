@@ -221,7 +221,7 @@ func (r *rangeObject) length() int64 {
 
 func (r *rangeObject) at(i int64) Value { return Int(r.start + i*r.step) }
 
-// viewOf is the part of a dict that a view shows.
+// viewOf selects what a dict view shows: keys, values or items.
 type viewOf uint8
 
 const (

@@ -10,15 +10,15 @@ import (
 	"strings"
 )
 
-// Family computes the tokens that an engine puts in the place of an image, for the models of one family. It is immutable.
+// Family computes the tokens that replace an image, for the models of one family. It is immutable.
 type Family struct {
 	// Token is the id that stands for an image in a prompt before the engine's processor runs.
 	Token uint32
 	// Mark is the placeholder of an image in the output of templates that iterate over content parts, which the engine
 	// replaces by Text, the token's text; "" if the template writes Text itself.
 	Mark, Text string
-	// Front is the placeholder of an image that the engine puts before a message's text for templates that do not iterate
-	// over parts, "" if it is not known.
+	// Front is the placeholder of an image that the engine puts before a message's text if the template does not
+	// iterate over parts, "" if unknown.
 	Front string
 	// Most is the maximum number of images in a prompt for which the tokens are known, 0 if any number is.
 	Most int
@@ -33,7 +33,7 @@ type Family struct {
 	last  uint32
 }
 
-// ErrUnknown is returned for models whose images are not followed.
+// ErrUnknown is returned for models whose images are not supported.
 var ErrUnknown = errors.New("how the model's images become tokens is not known")
 
 // modelConfig is the part of config.json that is read.
@@ -94,7 +94,7 @@ type processorConfig struct {
 	Downsample  int      `json:"downsample_ratio"`
 }
 
-// families are the architectures by which the folder's files are read.
+// families maps architectures to the functions that read the folder's files.
 var families = map[string]func(m *modelConfig, p *processorConfig, id func(token string) (uint32, bool)) (*Family, error){
 	"Qwen2VLForConditionalGeneration":    qwen,
 	"Qwen2_5_VLForConditionalGeneration": qwen,
@@ -116,8 +116,8 @@ var families = map[string]func(m *modelConfig, p *processorConfig, id func(token
 	"DeepseekVLV2ForCausalLM":            deepseekVL2,
 }
 
-// needNoProcessor are the architectures whose tokens of images follow from config.json alone, so that an unreadable
-// configuration of the processor does not matter.
+// needNoProcessor are the architectures whose image tokens depend on config.json alone, so an unreadable processor
+// configuration does not matter.
 var needNoProcessor = map[string]bool{"InternVLChatModel": true, "DeepseekOCRForCausalLM": true}
 
 // Load reads the model's config.json and its processor's configuration. id returns the id of a special token. The error
@@ -170,7 +170,7 @@ func readJSON(fsys fs.FS, name string, to any) error {
 	return nil
 }
 
-// Append appends the tokens of an image and returns the position at which they begin. mayTurn reports that the engine may
+// Append appends the tokens of an image and returns the index of the first one. mayTurn reports that the engine may
 // rotate the image by its EXIF data first. ok is false if the tokens are not known.
 func (f *Family) Append(dst []uint32, img Image, mayTurn bool) (out []uint32, at int, ok bool) {
 	at = len(dst)
@@ -490,8 +490,8 @@ func internVLChat(m *modelConfig, _ *processorConfig, id func(string) (uint32, b
 	return f, err
 }
 
-// nearestRatio returns the grid of least to most tiles whose aspect ratio is nearest to the image's. Of grids with the same
-// ratio it takes the largest one that has less than twice the area of the image.
+// nearestRatio returns the grid of least to most tiles whose aspect ratio is nearest to the image's. Among grids with
+// the same ratio it chooses the largest one with less than twice the image's area.
 func nearestRatio(width, height, tile, least, most int) (columns, rows int) {
 	ratio, best := float64(width)/float64(height), math.Inf(1)
 	columns, rows = 1, 1

@@ -7,16 +7,16 @@ import (
 	"github.com/zeebo/blake3"
 )
 
-// Tags of values in what vLLM hashes; lengths precede them and texts as 64-bit integers.
+// Tags of values in vLLM's hash input; the length of a tag or text precedes it as a 64-bit integer.
 const (
 	tagSequence = 1
 	tagMapping  = 2
 	tagLeaf     = 3
 )
 
-// VLLMIdentifier is the name that vLLM 0.32 gives to an image of a chat, by which its blocks are hashed: a digest of
-// the original bytes, of the conversion to RGB if the image needs one, and of the model's name or path as vLLM was
-// started with it. It holds for the default hash (BLAKE3) and without media_io_kwargs and mm_processor_kwargs.
+// VLLMIdentifier is the name of a chat's image in vLLM 0.32's block hashes: a digest of the original bytes, of the
+// conversion to RGB if needed, and of the model's name or path as given to vLLM. It holds for the default hash (BLAKE3)
+// and without media_io_kwargs and mm_processor_kwargs.
 func VLLMIdentifier(data []byte, img Image, model string) string {
 	h := blake3.New()
 	head := framed(leaf(framed(make([]byte, 0, 256), "image")), "image")

@@ -1,5 +1,5 @@
-// Package media computes what engines make of images in prompts without decoding pixels: an image's size from its header,
-// the name by which vLLM identifies it in block hashes, and the tokens that take its place. All functions are safe for
+// Package media computes what images in prompts become, without decoding pixels: an image's size from its header, the
+// name by which vLLM identifies it in block hashes, and the tokens that replace it. All functions are safe for
 // concurrent use.
 package media
 
@@ -159,8 +159,8 @@ func be16(b []byte) int { return int(binary.BigEndian.Uint16(b)) }
 func be32(b []byte) int { return int(binary.BigEndian.Uint32(b)) }
 func le16(b []byte) int { return int(binary.LittleEndian.Uint16(b)) }
 
-// MayTurn reports whether an image may have metadata with an orientation, by which an engine turns it: width and height
-// may then be exchanged.
+// MayTurn reports whether an image may have an orientation in its metadata, by which an engine rotates it: width and
+// height may then be swapped.
 func MayTurn(data []byte) bool {
 	return slices.ContainsFunc([]string{"Exif", "eXIf", "EXIF", "Raw profile type", "adobe.xmp", "adobe.com/xap", "XMP "},
 		func(mark string) bool { return bytes.Contains(data, []byte(mark)) })

@@ -37,7 +37,7 @@ func Open(name string) (fs.FS, error) {
 	return regular{os.DirFS(name)}, nil
 }
 
-// regular opens regular files and folders only: a FIFO would be waited for.
+// regular opens regular files and folders only, because opening a FIFO would block.
 type regular struct{ fs.FS }
 
 // Open implements fs.FS.

@@ -13,7 +13,7 @@ import (
 // anthropicRules defines how an engine converts an Anthropic request to a chat: vLLM 0.32
 // (vllm/entrypoints/anthropic/serving.py) and SGLang 0.5.23 (python/sglang/srt/entrypoints/anthropic/serving.py).
 type anthropicRules struct {
-	// options copies fields other than messages and tools. encoded: see anthropicChat.
+	// options copies the fields other than messages and tools. encoded: see anthropicChat.
 	options func(in input, body *jinja.Dict, encoded bool) error
 	// mergeSystem reports whether system messages after the first turn are merged into the system
 	// prompt. If not, and systemTurns is set, they stay ordinary messages.

@@ -7,15 +7,15 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/conv"
 )
 
-// Of a batch, the ids of at most maxBatch prompts with at most maxBatchBytes of JSON in all are made: each is tokenized,
-// hashed and looked up like a request of its own.
+// Of a batch, at most maxBatch prompts with a total of at most maxBatchBytes of JSON get ids: each is tokenized, hashed
+// and looked up like a separate request.
 const (
 	maxBatch      = 64
 	maxBatchBytes = 1 << 20
 )
 
-// Other is a prompt of a batch after the first. Shared is how many of its first ids the first prompt or the one before it
-// has, too.
+// Other is a prompt of a batch after the first. Shared is how many leading ids it has in common with the first prompt
+// or the one before it.
 type Other struct {
 	IDs    []uint32
 	Shared int
@@ -52,7 +52,7 @@ func (m *Model) Others(ctx context.Context, first []uint32, turn *conv.Turn, eng
 	return others
 }
 
-// common returns the number of first ids that a and b share.
+// common returns the number of leading ids that a and b share.
 func common(a, b []uint32) int {
 	for i := range min(len(a), len(b)) {
 		if a[i] != b[i] {

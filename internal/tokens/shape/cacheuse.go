@@ -9,8 +9,8 @@ import (
 
 // CacheUse is how an engine uses its prefix cache for a request.
 type CacheUse struct {
-	// Reads bounds the tokens of the prompt that the engine takes from its cache; 0: it computes
-	// the whole prompt, EntireCache: no bound.
+	// Reads bounds the prompt tokens that the engine takes from its cache. With 0 it computes the whole prompt;
+	// EntireCache means no bound.
 	Reads int64
 	// NotLoaded reports that a decode engine does not load blocks computed elsewhere either.
 	NotLoaded bool
@@ -34,20 +34,20 @@ func (e Engine) CacheUse(r *body.Request) CacheUse {
 	return CacheUse{Reads: EntireCache}
 }
 
-// cacheRule is a kind of request for which an engine reads less than it has cached: an engine
-// computes no logits, and so no logprobs, for tokens that it takes from its cache.
+// cacheRule describes requests for which an engine reads less than it has cached, because it computes no logits, and so
+// no logprobs, for cached tokens.
 type cacheRule struct {
 	api body.API
 	// use reports false if the rule does not apply to the request.
 	use func(r *body.Request) (CacheUse, bool)
 }
 
-// vllmCacheRules are those of vLLM 0.32. SamplingParams.__post_init__ (vllm/sampling_params.py) sets skip_reading_prefix_cache,
-// unless the request does, if there are prompt_logprobs (0 included) or prompt_logprob_token_ids. Then
-// KVCacheManager.get_computed_blocks (v1/core/kv_cache_manager.py) returns no block, and Scheduler.schedule
-// (v1/core/sched/scheduler.py) ignores what the KV connector found. allocate_slots does not look at it: the prompt is cached.
-// PoolingParams sets it too, for the tasks token_embed, token_classify and plugin: /v1/embeddings and /classify have other tasks,
-// which read the cache. The requests for responses and messages have no such field.
+// vllmCacheRules are the rules of vLLM 0.32. SamplingParams.__post_init__ (vllm/sampling_params.py) sets
+// skip_reading_prefix_cache, unless the request does, if there are prompt_logprobs (0 included) or
+// prompt_logprob_token_ids. Then KVCacheManager.get_computed_blocks (v1/core/kv_cache_manager.py) returns no block, and
+// Scheduler.schedule (v1/core/sched/scheduler.py) ignores what the KV connector found. allocate_slots ignores it: the
+// prompt is cached. PoolingParams sets it too, for the tasks token_embed, token_classify and plugin: /v1/embeddings and
+// /classify have other tasks, which read the cache. The requests for responses and messages have no such field.
 var vllmCacheRules = []cacheRule{
 	// CompletionRequest.to_sampling_params (entrypoints/openai/completion/protocol.py): with echo, logprobs are prompt_logprobs.
 	{body.Completions, func(r *body.Request) (CacheUse, bool) {
@@ -75,7 +75,7 @@ var vllmCacheRules = []cacheRule{
 	}},
 }
 
-// sglangCacheRules are those of SGLang 0.5.23. Req._compute_max_prefix_len (managers/schedule_batch.py) bounds the
+// sglangCacheRules are the rules of SGLang 0.5.23. Req._compute_max_prefix_len (managers/schedule_batch.py) bounds the
 // cached prefix by logprob_start_len, which Scheduler._handle_generate_request (managers/scheduler.py) ignores if it is
 // negative or without return_logprob. The prompt is cached, and transferred between prefill and decode. Chats and
 // responses set it to -1 (entrypoints/openai/serving_chat.py, serving_responses.py), hidden states and routed experts
@@ -112,7 +112,8 @@ func isTrue(r *body.Request, f body.Field) bool {
 	return yes
 }
 
-// salted are the APIs in which an engine reads cache_salt, in every version. In those of saltedLately vLLM 0.32 does, too.
+// salted are the APIs in which every version of an engine reads cache_salt, saltedLately others in which vLLM 0.32
+// does.
 var (
 	salted = map[string][]body.API{
 		VLLM.String():   {body.Chat, body.Completions, body.Responses, body.Embeddings, body.Classify, body.Pooling, body.VLLMGenerate},

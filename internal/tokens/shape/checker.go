@@ -39,7 +39,7 @@ func (s State) String() string {
 type CheckerOptions struct {
 	// ModelName is the model name in the requests of the start-up check.
 	ModelName string
-	// Every: one in Every requests in service is compared, and each of the next ones after a difference. 0: 1000.
+	// Every: one in Every requests in service is compared, and for a while after a difference each one. 0: 1000.
 	Every int
 	// Retry is the interval at which a model that differs, or an engine that did not answer, is checked again. 0: 1 minute.
 	Retry time.Duration
@@ -47,7 +47,7 @@ type CheckerOptions struct {
 	MaxBody int
 	// Cache is used for the model's ids, so that cached ids are compared, too; may be nil.
 	Cache *conv.Cache
-	// Awake reports whether the engine can be asked when a retry is due; nil: always.
+	// Awake reports whether the engine can be queried when a retry is due; nil: always.
 	Awake func() bool
 	// Gate, if not nil, is a semaphore: it limits concurrent checks among the checkers that share it.
 	Gate chan struct{}
@@ -58,9 +58,9 @@ type CheckerOptions struct {
 }
 
 // Checker compares a model's ids with an engine's own, at start-up and in service, and reports whether they may be
-// used. A client could send a prompt with different ids on purpose, so one difference in service is not decisive: after
-// it the built-in requests are compared again, of which one difference is, and the next maxRecent prompts in service,
-// of which half must differ. Methods may be called concurrently, except Check and Run.
+// used. A client could send a prompt with different ids on purpose, so one difference in service is not decisive. After
+// it the built-in requests are compared again, where one difference is decisive, and the next maxRecent prompts in
+// service, of which half must differ. Methods may be called concurrently, except Check and Run.
 type Checker struct {
 	model   *Model
 	oracle  *Oracle
@@ -75,9 +75,9 @@ type Checker struct {
 	burst         atomic.Int32  // while above 0 all requests in service are compared; see wholeBurst
 	differed      atomic.Bool   // a prompt in service did: no ids are forwarded until Recheck
 
-	// Only Check and Run use the following fields. unanswered has the bits of the APIs that got no
-	// answer and are asked repeats times more. recent are the last prompts in service that were
-	// compared. distrusted: half of them differed, and since then too few were equal.
+	// Only Check and Run use the following fields. unanswered holds the bits of the APIs that got no answer and are
+	// queried repeats more times. recent are the last prompts in service that were compared. distrusted: half of them
+	// differed, and since then too few were equal.
 	unanswered uint32
 	repeats    int
 	seed       maphash.Seed
@@ -92,9 +92,9 @@ type outcome struct {
 	differs bool
 }
 
-// defaultMaxBody is the default of CheckerOptions.MaxBody in bytes; maxRecent bounds the length of recent, and maxRepeats how
-// often an API that did not answer is asked again after a check. Of a burst a comparison takes maxRecent, and a request
-// that turns out not to be comparable 1.
+// defaultMaxBody is the default of CheckerOptions.MaxBody in bytes. maxRecent bounds the length of recent, and
+// maxRepeats how often an API that did not answer is queried again after a check. A comparison takes maxRecent from a
+// burst's budget, a request that turns out not to be comparable 1.
 const (
 	defaultMaxBody = 1 << 20
 	maxRecent      = 16
@@ -262,7 +262,7 @@ func (c *Checker) sample(ctx context.Context, s []byte) {
 	}
 }
 
-// forget drops the results of prompts in service, which may be those of an engine that was replaced.
+// forget drops the results of prompts in service, which may come from an engine that was replaced.
 func (c *Checker) forget() {
 	c.recent, c.distrusted = nil, false
 	c.differed.Store(false)
@@ -280,7 +280,7 @@ func (c *Checker) set(s State, d *Difference) {
 // errNotComparable is returned for a request whose ids are unknown to one of the two sides.
 var errNotComparable = errors.New("not comparable")
 
-// ask compares one request. It returns a difference, nil if the ids (or the refusals) are equal, or an error.
+// ask compares one request. It returns the difference, nil if the ids (or the refusals) are equal, or an error.
 func (c *Checker) ask(ctx context.Context, s []byte) (*Difference, error) {
 	d, err := c.compare(ctx, s)
 	if c.options.OnCheck != nil && !errors.Is(err, errNotComparable) {
@@ -300,7 +300,7 @@ func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {
 		return nil, errNotComparable
 	}
 	if rendered(req.API) {
-		// The engine would fetch media to render them, so requests that are not comparable here are not sent.
+		// The engine would fetch media to render them, so requests that cannot be compared are not sent.
 		if ours, err := c.ours(ctx, req); err != nil || ours.Partial != "" {
 			return nil, errNotComparable
 		}

@@ -40,7 +40,7 @@ func functionCall(id, name string, arguments string) jinja.Value {
 		kv{"function", object(kv{"name", jinja.String(name)}, kv{"arguments", jinja.String(arguments)})})
 }
 
-// functionTool returns the chat form of a flat tool; the member for parameters has another name in each API.
+// functionTool returns the chat form of a flat tool; the name of its parameters member depends on the API.
 func functionTool(flat *jinja.Dict, parameters jinja.Value) jinja.Value {
 	return object(kv{"type", jinja.String("function")}, kv{"function", object(kv{"name", member(flat, "name")},
 		kv{"description", member(flat, "description")}, kv{"parameters", parameters}, kv{"strict", member(flat, "strict")},
@@ -225,7 +225,7 @@ func assistantText(item *jinja.Dict) (jinja.Value, error) {
 	return member(part, "text"), nil
 }
 
-// joinAssistant sets a member of the final assistant message if that lacks it, or else appends a new message.
+// joinAssistant sets a member of the final assistant message if that lacks it, else appends a new message with it.
 func joinAssistant(list []jinja.Value, key string, v jinja.Value) []jinja.Value {
 	if n := len(list); n > 0 && roleOf(list[n-1]) == roleAssistant {
 		last, _ := list[n-1].AsDict()

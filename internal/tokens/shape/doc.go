@@ -1,7 +1,7 @@
 // Package shape computes the token ids that an engine will compute for a request body.
 //
 // A Model holds the tokenizer, the chat template and the engine flags of one served model. Engines pass different input to the
-// template: a profile (profile.go) is the table of one engine's rules, which vllm.go, sglang.go and trtllm.go implement. The
+// template. A profile (profile.go) is the table of one engine's rules, which vllm.go, sglang.go and trtllm.go implement. The
 // rules come from recordings of stock engines (vLLM 0.32.0, SGLang 0.5.23) and, for TensorRT-LLM, from its sources.
 //
 // A request is refused only if the engine could not build its prompt: messages or tools in a form that the engine does

@@ -12,10 +12,11 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// ForwardIDs returns the edits that add a prompt's ids to its body, or put them in the place of its text, so that the engine
-// does not tokenize again: kv_transfer_params.prompt_token_ids of chats, messages and responses for vLLM, input_ids of chats
-// for SGLang, and the prompt of completions for both. It returns no edits if the engine has no such field, if the ids are not
-// the whole prompt, if one is out of vocabulary (SGLang crashes on such ids), or if the answer would contain the prompt.
+// ForwardIDs returns the edits that add a prompt's ids to its body, or replace its text with them, so that the engine does
+// not tokenize again. They set kv_transfer_params.prompt_token_ids of chats, messages and responses for vLLM, input_ids of
+// chats for SGLang, and the prompt of completions for both. It returns no edits if the engine has no such field, if the ids
+// are not the whole prompt, if one is out of vocabulary (SGLang crashes on such ids), or if the answer would contain the
+// prompt.
 func (m *Model) ForwardIDs(req *body.Request, engine Engine, res Result) []body.Edit {
 	field := engine.profile().idsField
 	if field == nil || res.Partial != "" || len(res.IDs) == 0 || m.checkIDs(res.IDs) != nil ||
@@ -38,8 +39,7 @@ func (m *Model) ForwardIDs(req *body.Request, engine Engine, res Result) []body.
 	return []body.Edit{body.Set(body.AppendIDList(make([]byte, 0, 7*len(res.IDs)+2), res.IDs), field...)}
 }
 
-// probes are requests for one token each: an API, its path, and the member of the answer that must be the same with and
-// without ids.
+// probes are requests for one token: an API, its path, and the member of the answer that must not change with ids.
 var probes = [...]struct {
 	api          body.API
 	path, answer string
@@ -51,9 +51,9 @@ var probes = [...]struct {
 	{body.Responses, "/v1/responses", "status", `"max_output_tokens":1,"store":false,"input":"Be brief."`}, // may have random ids
 }
 
-// probe finds out for which APIs the engine uses forwarded ids: its answer with them must equal that without them, and its
-// usage must count one prompt token more if one id more is sent. apis has a bit, 1 << API, for each API to be asked; unanswered
-// are those of them that got no answer.
+// probe finds out for which APIs the engine uses forwarded ids: its answer must be the same with and without them, and
+// its usage must count one more prompt token if one more id is sent. apis has a bit, 1 << API, for each API to query;
+// unanswered has the bits of those that got no answer.
 func (c *Checker) probe(ctx context.Context, apis uint32) (unanswered uint32) {
 	taken := c.taken.Load() &^ apis
 	for _, p := range probes {

@@ -99,7 +99,7 @@ func harmonyTools(in input, chat *encoders.Chat) (partial string, err error) {
 	return "", nil
 }
 
-// harmonyInput returns the messages that the encoder takes of a response's instructions and items.
+// harmonyInput returns the encoder's messages for a response's instructions and items.
 func harmonyInput(in input) ([]jinja.Value, error) {
 	instructions, err := in.value(body.FieldInstructions)
 	if err != nil {
@@ -164,8 +164,8 @@ func (h *harmonyItems) message(role, channel string, texts ...string) {
 	h.list = append(h.list, jinja.FromDict(msg))
 }
 
-// plainItem reports whether the members of an object under texts are strings, and every other one is listed in others or has
-// no effect on the prompt: those must be strings or, if null is set, null.
+// plainItem reports whether the members listed in texts are strings, and each other member is listed in others, or has
+// no effect on the prompt and is a string or, if null is set, null.
 func plainItem(d *jinja.Dict, null bool, texts []string, others ...string) bool {
 	ok := !slices.ContainsFunc(texts, func(key string) bool { return member(d, key).Kind() != jinja.KindString })
 	d.Range(func(k, v jinja.Value) bool {

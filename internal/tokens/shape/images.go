@@ -30,14 +30,14 @@ func (m *Model) imagesOf(in input) *images {
 	return &images{family: m.family, served: *served}
 }
 
-// images are those of a plan before the first medium whose tokens are unknown.
+// images holds a plan's images before the first medium whose tokens are unknown.
 type images struct {
 	family *media.Family
 	served string // vLLM's --model
 	list   []image
 }
 
-// front is the text that stands for an image in front of a message's texts, "" if it is unknown.
+// front is the text that represents an image before a message's texts, "" if unknown.
 func (i *images) front() string {
 	if i == nil {
 		return ""
@@ -94,7 +94,7 @@ func (i *images) add(v jinja.Value) bool {
 // maxExpanded bounds the ids of a prompt with images if the engine's context length is not known.
 const maxExpanded = 1 << 20
 
-// placeImages replaces the placeholder token of each image by the tokens that vLLM's processor puts there. The ids end before an
+// placeImages replaces the placeholder token of each image with the tokens of vLLM's processor. The ids end before an
 // image whose tokens are unknown.
 func (m *Model) placeImages(res *Result, p *plan) {
 	f, ids := p.images.family, res.IDs

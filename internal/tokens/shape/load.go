@@ -58,8 +58,8 @@ type Model struct {
 	context      atomic.Int64 // tokens, as the engine reports it; 0: unknown
 	space        uint64       // separates this model's entries in a conv.Cache; a small number is added per kind of entry
 
-	// family defines the tokens that vLLM puts in the place of images, nil if they are unknown. served is the value of
-	// vLLM's --model, which is part of the images' hashes.
+	// family defines the tokens with which vLLM replaces images, nil if they are unknown. served is the value of vLLM's
+	// --model, which is part of the images' hashes.
 	family *media.Family
 	served atomic.Pointer[string]
 }
@@ -262,8 +262,8 @@ func (m *Model) refuseMedia(kind string, engine *profile) error {
 	return &Refusal{Status: 400, Reason: engine.textOnly(kind), Guessed: !known}
 }
 
-// asRefusal converts an error that a template raised to the engine's answer. What only our Jinja engine fails at stays an error:
-// an internal error, a limit, or an unsupported construct.
+// asRefusal converts an error that a template raised to the engine's answer. Errors of our Jinja engine alone stay
+// errors: an internal error, a limit, or an unsupported construct.
 func asRefusal(err error, engine *profile) error {
 	raised, ok := errors.AsType[*jinja.Error](err)
 	if !ok || raised.Class == jinja.Unsupported || raised.Class == "InternalError" || raised.Class == "ResourceLimit" {

@@ -19,7 +19,7 @@ const (
 	shapeOriginal
 )
 
-// shaper converts a message to the value that the template gets.
+// shaper converts a message to the value that is passed to the template.
 type shaper func(v jinja.Value) (jinja.Value, error)
 
 func shaped(in input, texts *[]byte, raw []byte, shape shaper) (jinja.Value, error) {

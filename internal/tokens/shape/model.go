@@ -143,8 +143,8 @@ func (m *Model) maxModelLen() int {
 	return int(m.context.Load())
 }
 
-// tooLong refuses a text that cannot fit the engine's context, whatever its tokens are.
-// Tokenizing it could take seconds, for a request that every engine refuses.
+// tooLong refuses a text that cannot fit the engine's context, however it is tokenized. Tokenizing it could take
+// seconds, for a request that every engine refuses.
 func (m *Model) tooLong(p *plan, text string) error {
 	most := m.maxModelLen()
 	if most == 0 || !p.limited || p.keep != 0 || len(text) <= most {
@@ -286,7 +286,7 @@ func (m *Model) plain(in input) (*plan, error) {
 	}
 }
 
-// encodes reports whether vLLM encodes chats in code that takes messages in this form.
+// encodes reports whether vLLM encodes chats in code, from messages in this form.
 func (m *Model) encodes(form encoders.Form) bool {
 	return m.encoder != nil && m.encoder.Traits().Messages == form
 }
@@ -299,7 +299,7 @@ func (m *Model) refuseSurrogates(in input, name string) error {
 	return refuse("%s: input should be a valid string without half of a surrogate pair", name)
 }
 
-// checkIDs refuses ids beyond the tokenizer's: vLLM answers 400 to those that the model does not have either, and SGLang crashes.
+// checkIDs refuses ids beyond the tokenizer's: vLLM answers 400 to those that the model lacks too, and SGLang crashes.
 func (m *Model) checkIDs(ids []uint32) error {
 	limit := uint32(m.idLimit)
 	for _, id := range ids {
@@ -390,7 +390,7 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 	return nil
 }
 
-// tokenizer returns the tokenizer that an engine uses: vLLM prefers that of Mistral's format.
+// tokenizer returns the tokenizer that an engine uses: vLLM prefers the one in Mistral's format.
 func (m *Model) tokenizer(engine *profile) *bpe.Tokenizer {
 	own := m.tok.Mistral()
 	switch {

@@ -40,7 +40,7 @@ type plan struct {
 	stop   <-chan struct{} // the input's
 }
 
-// mediaMark takes the place of the first medium whose tokens are unknown. The prompt is known only up to it.
+// mediaMark replaces the first medium whose tokens are unknown. The prompt is known only up to it.
 const mediaMark = "\ue3b0kvlane media\ue3b1"
 
 // cutAtMedia marks the prompt as known only up to the first mediaMark.
@@ -189,7 +189,7 @@ func textAt(d *jinja.Dict, key string) string {
 	return text
 }
 
-// firstOf returns the value of the first key that d has and that is not null, or else None.
+// firstOf returns the value of the first key that is present in d and not null, else None.
 func firstOf(d *jinja.Dict, keys ...string) jinja.Value {
 	for _, key := range keys {
 		if v := member(d, key); !v.IsNone() {
@@ -199,8 +199,8 @@ func firstOf(d *jinja.Dict, keys ...string) jinja.Value {
 	return jinja.None()
 }
 
-// textOf returns the text under a key. has reports whether there is a text; ok is false if there
-// is a value other than text or null.
+// textOf returns the text under a key. has reports whether there is a text; ok is false if the value is neither text
+// nor null.
 func textOf(d *jinja.Dict, key string) (text string, has, ok bool) {
 	v, found := d.Get(key)
 	if !found || v.IsNone() {

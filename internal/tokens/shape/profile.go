@@ -41,7 +41,7 @@ type profile struct {
 	tokenizeFields []body.Field
 	// renders: there are render endpoints for messages and responses.
 	renders bool
-	// cacheRules are the requests for which the engine reads less than it has cached; the first that applies counts.
+	// cacheRules describe requests for which the engine reads less than it has cached; the first that applies counts.
 	cacheRules []cacheRule
 }
 
@@ -103,7 +103,7 @@ func (e Engine) profile() *profile {
 	return profiles[VLLM]
 }
 
-// sglangRaised answers 500 for errors that are not about the template.
+// sglangRaised returns 500 for errors that do not come from the template.
 func sglangRaised(e *jinja.Error) error {
 	if strings.Contains(e.Class, "Template") || e.Class == "UndefinedError" || e.Class == "TypeError" {
 		return refuseWith(400, e.Message)

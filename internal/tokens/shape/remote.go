@@ -26,8 +26,8 @@ type Remote struct {
 	until  time.Time
 }
 
-// breakerFailures is the number of consecutive calls without an answer that open the breaker, breakerPause the time until
-// one call is let through again.
+// breakerFailures is the number of consecutive calls without an answer that open the breaker, breakerPause the time
+// until the next trial call.
 const (
 	breakerFailures = 5
 	breakerPause    = 10 * time.Second
@@ -40,7 +40,7 @@ var renderPaths = map[body.API]string{
 	body.Messages:    "/v1/messages/render",
 }
 
-// Prompt requests the ids of req, for a batch those of the first prompt. The error is a *Refusal for a 4xx response.
+// Prompt requests the ids of req; of a batch, those of the first prompt. The error is a *Refusal for a 4xx response.
 func (r *Remote) Prompt(ctx context.Context, req *body.Request) (Result, error) {
 	path, ok := renderPaths[req.API]
 	if !ok {

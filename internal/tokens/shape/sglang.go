@@ -101,8 +101,8 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 
 var mediaOff = strings.Fields("Gemma3ForConditionalGeneration Llama4ForConditionalGeneration Step3VLForConditionalGeneration") // without --enable-multimodal
 
-// sglangCompletes reports whether the tokenizer puts another BOS before a rendered chat of text: one to a model that takes
-// media is passed on as text (OpenAIServingChat._engine_prompt).
+// sglangCompletes reports whether the tokenizer puts another BOS before a rendered text chat: for a model that accepts
+// media it is passed on as text (OpenAIServingChat._engine_prompt).
 func (m *Model) sglangCompletes(in input, p *plan) bool {
 	before, after := m.sglang.Added()
 	takes, known := m.takesMedia()
@@ -144,8 +144,8 @@ func sglangLast(list []jinja.Value, cont bool) ([]jinja.Value, string) {
 	return list, ""
 }
 
-// sglangRewrites reports whether SGLang renders in code instead of the template, which is nil with an encoder, or changes a
-// request to MiniMax-M3 in code: what it asks of thinking, and the order of several results.
+// sglangRewrites reports whether SGLang renders in code instead of the template (nil with an encoder), or changes a
+// request to MiniMax-M3 in code: its thinking options, and the order of several results.
 func (m *Model) sglangRewrites(in input, list []jinja.Value, t *template) bool {
 	is := m.tok.Config().ModelType == "minimax_m3_vl"
 	for i := 1; is && i < len(list); i++ {
@@ -157,16 +157,16 @@ func (m *Model) sglangRewrites(in input, list []jinja.Value, t *template) bool {
 		given(in.Member(body.FieldChatTemplateKwargs, "reasoning_effort")))
 }
 
-// sglangInCode reports whether SGLang renders in code instead of the folder's template: GLM-5.3's, by its text and the
-// architecture (parser/python_chat_template.py). GLM-5 to 5.2 share the architecture.
+// sglangInCode reports whether SGLang renders in code instead of the folder's template. It does so for GLM-5.3,
+// recognized by the template's text and the architecture, which GLM-5 to 5.2 share (parser/python_chat_template.py).
 func (m *Model) sglangInCode(t *template) bool {
 	has := func(text string) bool { return t != nil && strings.Contains(t.source, text) }
 	return has("[gMASK]<sop>") && has("Reasoning Effort:") && has("<arg_key>") && !has("enable_thinking") && !t.fromRequest &&
 		slices.Contains([]string{"GlmMoeDsaForCausalLM", "Glm5NextForConditionalGeneration"}, m.tok.Config().Architecture)
 }
 
-// sglangArguments returns chat_template_kwargs and reasoning_effort. An effort also sets thinking and enable_thinking unless
-// the kwargs do, or the effort is that of a message.
+// sglangArguments returns chat_template_kwargs and reasoning_effort. An effort also sets thinking and enable_thinking,
+// unless the kwargs do or the effort comes from a message.
 func sglangArguments(in input) (args *jinja.Dict, effort jinja.Value, err error) {
 	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
 	if err != nil {
@@ -211,7 +211,7 @@ func (m *Model) sglangVars(template *template, args *jinja.Dict, effort jinja.Va
 	return vars, refusal
 }
 
-// thinks returns the arguments that switch a template's thinking on or off.
+// thinks returns the arguments that turn a template's thinking on or off.
 func thinks(on jinja.Value) *jinja.Dict { return dict(kv{"thinking", on}, kv{"enable_thinking", on}) }
 
 var sglangEfforts, sglangYes = strings.Fields("none minimal low medium high xhigh ultra max"), strings.Fields("1 true yes y on")

@@ -239,7 +239,7 @@ func sglangParts(parts []jinja.Value, developer bool) jinja.Value {
 	return jinja.List(out)
 }
 
-// sglangTurns collects messages. What several items add to one message of the assistant is joined once, when the message is
+// sglangTurns collects messages. The parts that several items add to one assistant message are joined once, when it is
 // complete: joining at each item would take quadratic time.
 type sglangTurns struct {
 	list           []*jinja.Dict
@@ -285,8 +285,8 @@ func (t *sglangTurns) continues(msg *jinja.Dict) bool {
 	return textAt(last, "phase") == textAt(msg, "phase") || thought && last.Len() == 2
 }
 
-// finish joins what was added to the last message: texts alone to one text, others to a list of parts that begins with the texts
-// up to the first other part as one.
+// finish joins the parts of the last message: only texts to one text; otherwise to a list of parts, with the texts
+// before the first other part as one.
 func (t *sglangTurns) finish() {
 	if len(t.list) == 0 {
 		return
@@ -327,7 +327,7 @@ func asParts(v jinja.Value) []jinja.Value {
 	return nil
 }
 
-// systemFirst merges the system messages into one at the front.
+// systemFirst merges the system messages into one at the beginning.
 func systemFirst(list []*jinja.Dict) []*jinja.Dict {
 	var texts []string
 	others := make([]*jinja.Dict, 1, len(list)+1)

@@ -7,8 +7,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// SGLang replaces types in a tool's parameters that come from databases and programming languages
-// (function_call/utils.py, normalize_json_schema_types) before the template sees them.
+// Before rendering, SGLang replaces types of databases and programming languages in a tool's parameters
+// (function_call/utils.py, normalize_json_schema_types).
 
 var schemaTypes = []string{"null", "boolean", "object", "array", "number", "string", "integer"}
 
@@ -130,7 +130,7 @@ func standardMembers(d *jinja.Dict) jinja.Value {
 	return jinja.FromDict(out)
 }
 
-// uniqueTypes is _normalize_type_list: of types that become equal the first one stays.
+// uniqueTypes is _normalize_type_list: it keeps the first of types that become equal.
 func uniqueTypes(v jinja.Value, items []jinja.Value) jinja.Value {
 	out := make([]jinja.Value, 0, len(items))
 	seen := make(map[string]bool, len(items))

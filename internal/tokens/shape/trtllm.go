@@ -134,7 +134,7 @@ func (s *trtllmShape) content(v jinja.Value) (jinja.Value, error) {
 	return join(texts, "\n"), nil
 }
 
-// trtllmCalls parses the arguments of calls to objects; invalid JSON stays a text.
+// trtllmCalls parses the arguments of calls into objects; invalid JSON stays a text.
 func trtllmCalls(stop <-chan struct{}, v jinja.Value) (jinja.Value, error) {
 	calls, ok := v.AsList()
 	if !ok {

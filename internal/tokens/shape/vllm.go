@@ -251,8 +251,8 @@ func vllmTool(v jinja.Value) (jinja.Value, error) {
 	return jinja.FromDict(out), nil
 }
 
-// declaredTool returns what both engines declare of a client's tool: its type, its function, which has a name, and the flag
-// defer_loading or None.
+// declaredTool returns the fields of a client's tool that both engines declare: its type, its function, which has a
+// name, and the flag defer_loading or None.
 func declaredTool(v jinja.Value) (kind string, function *jinja.Dict, deferred jinja.Value, err error) {
 	tool, ok := v.AsDict()
 	if !ok {
@@ -293,7 +293,7 @@ func laxFlag(d *jinja.Dict, key string) (jinja.Value, error) {
 	return jinja.Bool(b), nil
 }
 
-// addMissing adds the entries of d that out lacks.
+// addMissing adds to out the entries of d that it lacks.
 func addMissing(out, d *jinja.Dict) {
 	d.Range(func(k, v jinja.Value) bool {
 		if key, ok := k.AsString(); ok {
@@ -326,9 +326,8 @@ func namedTool(choice jinja.Value) (string, error) {
 	return name, nil
 }
 
-// vllmTruncation reads truncate_prompt_tokens. -1 means the maximum that the model accepts. Unless truncation_side says
-// otherwise, a model that generates keeps the tail and one that pools keeps the head (get_tokenizer in
-// vllm/tokenizers/registry.py).
+// vllmTruncation reads truncate_prompt_tokens. -1 means the maximum that the model accepts. By default a generating
+// model keeps the tail and a pooling model the head (get_tokenizer in vllm/tokenizers/registry.py).
 func (m *Model) vllmTruncation(in input, p *plan) error {
 	side := in.Text(body.FieldTruncationSide)
 	p.sided = in.Has(body.FieldTruncationSide)
@@ -355,7 +354,7 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 	return nil
 }
 
-// unknownLength is plan.keep if it is not known; no prompt is as long.
+// unknownLength is the value of plan.keep if it is unknown; no prompt is that long.
 const unknownLength = 1 << 30
 
 // truncateToContext plans the tail of a prompt that is longer than the context.

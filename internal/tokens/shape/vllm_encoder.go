@@ -76,7 +76,7 @@ func (m *Model) vllmEncoded(in input, tools []jinja.Value, tokenize bool) (*plan
 	return p, err
 }
 
-// asWritten finishes the messages of encoders that get them as the client wrote them.
+// asWritten finishes the messages for encoders that take them as the client wrote them.
 func asWritten(in input, c *encoders.Chat, form encoders.Form, tokenize bool) (err error) {
 	switch {
 	case form != encoders.Original && form != encoders.Read || in.origin == body.Responses:
@@ -91,8 +91,8 @@ func asWritten(in input, c *encoders.Chat, form encoders.Form, tokenize bool) (e
 	return err
 }
 
-// withoutTemplate refuses what vLLM does not accept for a model in Mistral's format. The other APIs
-// accept arguments of a template, some of which change the prompt.
+// withoutTemplate refuses fields that vLLM does not accept for a model in Mistral's format. The other APIs accept
+// template arguments, some of which change the prompt.
 func withoutTemplate(in input, tokenize bool) error {
 	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
 	switch {
@@ -142,7 +142,7 @@ func withShortIDs(messages []jinja.Value) ([]jinja.Value, error) {
 	return out, nil
 }
 
-// vllmArguments returns the arguments of the chat template that vLLM takes from a request: all but those that are null or "auto".
+// vllmArguments returns the chat template arguments that vLLM takes from a request: all except null and "auto".
 func vllmArguments(in input, tokenize bool) (*jinja.Dict, error) {
 	kwargs, err := in.dictOf(body.FieldChatTemplateKwargs)
 	if err != nil {
@@ -187,17 +187,17 @@ func (m *Model) encoded(ctx context.Context, dst []byte, p *plan) ([]byte, error
 	return out, err
 }
 
-// markedSpace distinguishes marked text from plain text in caches, ownSpace the text for a tokenizer
-// of Mistral's format from that for the folder's other one, sglangSpace that for SGLang's.
+// In caches, markedSpace distinguishes marked text from plain text, ownSpace the text for a tokenizer in Mistral's
+// format from that for the folder's other one, and sglangSpace the text for SGLang.
 const (
 	markedSpace = 2
 	ownSpace    = 4
 	sglangSpace = 8
 )
 
-// vllmValidated converts a client's message to what vLLM's request model makes of it, in the form that encoders take.
-// vLLM has two models for a message. That of OpenAI, for known roles, reads a list of parts when they are used; its own
-// reads them immediately and is used if it recognizes more members.
+// vllmValidated converts a client's message as vLLM's request model does, to the form that encoders take. vLLM has two
+// models for a message. OpenAI's, for known roles, reads a list of parts when they are used. vLLM's own reads them
+// immediately and is used if it recognizes more members.
 func vllmValidated(stop <-chan struct{}, v jinja.Value) (jinja.Value, error) {
 	msg, role, content, err := vllmHead(v)
 	if err != nil {
@@ -226,8 +226,8 @@ func vllmValidated(stop <-chan struct{}, v jinja.Value) (jinja.Value, error) {
 	return jinja.FromDict(out), nil
 }
 
-// validatedOwn reports whether vLLM's own model accepts the members that OpenAI's does not have.
-// A message of an unknown role is refused if it does not. legacy: see vllmShape.
+// validatedOwn reports whether vLLM's own model accepts the members that OpenAI's lacks. If not, a message of an
+// unknown role is refused. legacy: see vllmShape.
 func validatedOwn(stop <-chan struct{}, msg *jinja.Dict, known, legacy bool) (bool, error) {
 	if !known {
 		if _, _, err := listIn(msg, "tool_calls", func(v jinja.Value) (jinja.Value, error) { return vllmCall(stop, v) }); err != nil {
@@ -354,8 +354,8 @@ func validatedContent(out *jinja.Dict, content jinja.Value, known, late bool) er
 	return nil
 }
 
-// validatedParts returns the joined text of parts, None if there is none, and their texts. An
-// empty reason in refused means an error of the server.
+// validatedParts returns the joined text of parts, None if there is none, and their texts. An empty reason in refused
+// means a server error.
 func validatedParts(parts []jinja.Value) (flat jinja.Value, texts []jinja.Value, refused jinja.Value) {
 	flat, refused = jinja.None(), jinja.None()
 	joined, has := []byte(nil), false
@@ -387,13 +387,12 @@ func validatedParts(parts []jinja.Value) (flat jinja.Value, texts []jinja.Value,
 	return flat, texts, refused
 }
 
-// ownParts are the types of parts of vLLM's own model, and the member that each requires to be
-// text; "" for those that require none.
+// ownParts maps the types of parts of vLLM's own model to the member that must be text; "" for none.
 var ownParts = map[string]string{"text": "text", "refusal": "refusal", "thinking": "thinking", "tool_reference": "", "prompt_embeds": "data",
 	"image_embeds": "", "audio_embeds": "", "video_embeds": ""}
 
-// validatedFields returns how many members of a part vLLM's own models of parts recognize: the type and what it names, and
-// the first of an inner object, or one member of a part without a known type.
+// validatedFields returns how many members of a part vLLM's own part models recognize: the type, the member that it
+// names and the first of an inner object, or one member of a part without a known type.
 func validatedFields(part *jinja.Dict) int {
 	kind := textAt(part, "type")
 	if key, ok := ownParts[kind]; ok {

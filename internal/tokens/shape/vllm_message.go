@@ -17,11 +17,11 @@ type vllmShape struct {
 	legacy bool
 	// references: the encoder gets tool_reference parts as they are.
 	references bool
-	// converted reports that the messages are made of a response's items, which no request model validates.
+	// converted reports that the messages were made from a response's items, which no request model validates.
 	converted bool
 	// original reports that the encoder gets contents as the client wrote them.
 	original bool
-	// read reports that the engine refuses contents and calls that its request model has left to be read later.
+	// read reports that the engine refuses contents and calls that its request model has not read yet.
 	read bool
 	// refuse refuses a part of a kind that the model does not accept.
 	refuse func(kind string) error
@@ -145,7 +145,7 @@ func (s *vllmShape) message(v jinja.Value) (jinja.Value, error) {
 	return jinja.FromDict(out), err
 }
 
-// readMembers adds the members that an encoder of vLLM reads besides those of a template.
+// readMembers adds the members that vLLM's encoders read in addition to those of a template.
 func readMembers(out, msg *jinja.Dict) error {
 	if _, has, none := textOf(msg, "name"); !has && !none && member(msg, "name").Truth() {
 		return encoders.ErrMissing // printed as Python does
@@ -180,7 +180,7 @@ func (s *vllmShape) assistant(out, msg *jinja.Dict) error {
 	return nil
 }
 
-// withMarks returns a content with marks in place of media, as encoders.Original has them.
+// withMarks returns a content with marks in place of media, as for encoders.Original.
 func withMarks(content jinja.Value) jinja.Value {
 	parts, ok := content.AsList()
 	if !ok {
@@ -341,7 +341,7 @@ func (s *vllmShape) content(v jinja.Value, role string) (jinja.Value, error) {
 	return s.flat(front, texts, before), nil
 }
 
-// flat joins texts behind what stands for media. The message's images are those after the first before.
+// flat joins texts after the placeholders of media. The message's images are those from index before on.
 func (s *vllmShape) flat(front, texts []string, before int) jinja.Value {
 	if own := s.p.images.front(); own != "" && len(front) > 0 && strings.Contains(strings.Join(texts, "\n"), own) {
 		s.p.images.list = s.p.images.list[:before] // vLLM takes those in the text for some of the images
@@ -351,7 +351,7 @@ func (s *vllmShape) flat(front, texts []string, before int) jinja.Value {
 	return join(append(front, texts...), "\n")
 }
 
-// before appends to front the placeholder of a medium that vLLM puts before a message's texts, if they contain none.
+// before appends to front the placeholder that vLLM puts before a message's texts for a medium, if they contain none.
 func (s *vllmShape) before(front []string, part jinja.Value, flatten bool) []string {
 	if own := s.p.images.front(); own != "" && !flatten && !s.p.isCut() && s.p.images.add(part) {
 		return append(front, own)
@@ -371,8 +371,8 @@ func textPart(text string) jinja.Value {
 var vllmTextParts = map[string]string{"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
 	"tool_reference": "name"}
 
-// hasNoText reports whether vLLM skips a part: if it lacks the text that its type declares and, where texts are joined, if
-// that is what Python takes for false, such as {}.
+// hasNoText reports whether vLLM skips a part: it lacks the text that its type declares or, where texts are joined, has
+// one that is false in Python, such as {}.
 func hasNoText(v jinja.Value, joined bool) bool {
 	part, _ := v.AsDict()
 	kind := textAt(part, "type")
@@ -414,8 +414,8 @@ func (s *vllmShape) part(v jinja.Value, unread bool) (text string, media bool, e
 var vllmMedia = []string{"image_url", "input_image", "image_embeds", "audio_url", "input_audio", "audio_embeds", "video_url", "video_embeds",
 	"prompt_embeds"}
 
-// withoutDeveloper is what vLLM's Hugging Face renderer does for templates that do not mention the developer role: developer
-// messages become system messages and, if a system message is then anywhere but alone at the front, all of them are merged there.
+// withoutDeveloper does what vLLM's Hugging Face renderer does for templates that do not mention the developer role: developer
+// messages become system messages and, unless a single one is then at the beginning, all of them are merged there.
 func withoutDeveloper(list []jinja.Value) []jinja.Value {
 	if !slices.ContainsFunc(list, func(v jinja.Value) bool { return roleOf(v) == roleDeveloper }) {
 		return list
