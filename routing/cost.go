@@ -29,8 +29,10 @@ func (d *decision) gate() bool {
 func (d *decision) price(cands []candidate, w *Cost, affinity bool) {
 	d.priced = w == &d.req.policy.Cost
 	prompt, sum := float64(d.q.PromptTokens), 0.0
-	for i := range cands {
-		sum += float64(cands[i].work)
+	if w.WorkShare > 0 {
+		for i := range cands {
+			sum += float64(cands[i].work)
+		}
 	}
 	denominator := max(sum, prompt, 1)
 	missPrice := w.Miss * (1 - d.returning/2)
