@@ -33,10 +33,7 @@ func TLSConfig(certFile, keyFile string) (*tls.Config, error) {
 	} else {
 		f := &watched[*tls.Certificate]{files: []string{certFile, keyFile}, read: func() (*tls.Certificate, error) {
 			c, err := tls.LoadX509KeyPair(certFile, keyFile)
-			if err != nil {
-				return nil, fmt.Errorf("load certificate: %w", err)
-			}
-			return &c, nil
+			return &c, err
 		}}
 		if err := f.load(); err != nil {
 			return nil, err
@@ -82,14 +79,11 @@ func selfSigned(now time.Time) (*tls.Certificate, error) {
 func RequireClients(cfg *tls.Config, caFile string) error {
 	cas := &watched[*x509.CertPool]{files: []string{caFile}, read: func() (*x509.CertPool, error) {
 		pem, err := os.ReadFile(caFile)
-		if err != nil {
-			return nil, fmt.Errorf("load client CAs: %w", err)
-		}
 		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("load client CAs: %s holds no certificate", caFile)
+		if err == nil && !pool.AppendCertsFromPEM(pem) {
+			err = fmt.Errorf("%s holds no certificate", caFile)
 		}
-		return pool, nil
+		return pool, err
 	}}
 	if err := cas.load(); err != nil {
 		return err
@@ -144,7 +138,7 @@ func (w *watched[T]) load() error {
 	}
 	c, err := w.read()
 	if err != nil {
-		return err
+		return fmt.Errorf("load certificate: %w", err)
 	}
 	w.loaded, w.version = c, v
 	return nil

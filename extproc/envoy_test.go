@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -29,6 +30,7 @@ type shape struct {
 	request, response   string // body modes
 	reqTrailer, respEnd string // trailer modes
 	eager               bool
+	unlogged            bool // without access log, whose stream keeps a connection open
 }
 
 var shapes = []shape{
@@ -55,11 +57,13 @@ static_resources:
           stat_prefix: ingress
           generate_request_id: true
           stream_idle_timeout: 0s
+          {{- if not .Shape.Unlogged}}
           access_log:
           - name: envoy.access_loggers.http_grpc
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig
               common_config: {log_name: kv, transport_api_version: V3, grpc_service: {envoy_grpc: {cluster_name: epp}}, buffer_flush_interval: 0.02s}
+          {{- end}}
           http_filters:
           - name: first-token
             typed_config:
@@ -188,8 +192,23 @@ type envoyBed struct {
 	srv     *Server
 	workers map[string]string // name to ip:port
 	hanging atomic.Int64      // requests for /hang
-	h1, h2  *http.Client
-	dial    func(ctx context.Context, network, addr string) (net.Conn, error)
+	// accepted counts Envoy's connections to the server.
+	accepted atomic.Int64
+	h1, h2   *http.Client
+	dial     func(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+type countingListener struct {
+	net.Listener
+	n *atomic.Int64
+}
+
+func (l countingListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		l.n.Add(1)
+	}
+	return c, err
 }
 
 func startEnvoy(t *testing.T, sh shape, o Options) *envoyBed {
@@ -227,12 +246,12 @@ func startEnvoy(t *testing.T, sh shape, o Options) *envoyBed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = g.Serve(lis) }()
+	go func() { _ = g.Serve(countingListener{lis, &e.accepted}) }()
 	t.Cleanup(g.Stop)
 
 	var conf bytes.Buffer
 	if err := bootstrap.Execute(&conf, map[string]any{"Dir": dir, "Workers": addrs, "Shape": map[string]any{
-		"Request": sh.request, "Response": sh.response, "ReqTrailer": sh.reqTrailer, "RespEnd": sh.respEnd, "Eager": sh.eager}}); err != nil {
+		"Request": sh.request, "Response": sh.response, "ReqTrailer": sh.reqTrailer, "RespEnd": sh.respEnd, "Eager": sh.eager, "Unlogged": sh.unlogged}}); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "envoy.yaml")
@@ -457,6 +476,24 @@ func (s *Server) streams() int {
 }
 
 // A response body that we do not need is not sent to us if Envoy allows skipping it.
+// Envoy loses no request while its idle connections are closed: of requests at random times, many come when one is just closed.
+func TestRealEnvoyIdleConnections(t *testing.T) {
+	idleAfter(t, 20*time.Millisecond)
+	for _, sh := range shapes {
+		t.Run(sh.name, func(t *testing.T) {
+			sh.unlogged = true
+			e := startEnvoy(t, sh, Options{})
+			for range 60 {
+				time.Sleep(time.Duration(15+rand.IntN(20)) * time.Millisecond)
+				e.post(t, e.h1, "a", payload(3000), nil)
+			}
+			if n := e.accepted.Load(); n < 8 {
+				t.Errorf("got %d connections of Envoy, want many", n)
+			}
+		})
+	}
+}
+
 func TestRealEnvoySkipsResponseBody(t *testing.T) {
 	e := startEnvoy(t, shape{request: "BUFFERED", response: "STREAMED", reqTrailer: "SKIP", respEnd: "SKIP"}, Options{SkipResponseBody: true})
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://llm/sse?n=9", strings.NewReader("{}"))

@@ -53,10 +53,7 @@ func removeStale(ctx context.Context, path string) error {
 		_ = conn.Close()
 		return fmt.Errorf("listen on %s: another process listens there", path)
 	}
-	if err := os.Remove(path); err != nil {
-		return fmt.Errorf("remove stale socket: %w", err)
-	}
-	return nil
+	return os.Remove(path)
 }
 
 var errPlaintext = errors.New("plaintext where a client certificate is required")

@@ -20,6 +20,7 @@ import (
 
 	epv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 )
@@ -103,6 +104,57 @@ func TestSilentConnectionsAreClosed(t *testing.T) {
 		case <-late:
 			t.Fatalf("%q: still open after %v, want closed after about %v", starts, 3*handshakeTimeout, handshakeTimeout)
 		}
+	}
+}
+
+// idleAfter gives the servers that a test starts a shorter idleTimeout. Such tests do not run in parallel with others.
+func idleAfter(t *testing.T, d time.Duration) {
+	t.Helper()
+	before := idleTimeout
+	idleTimeout = d
+	t.Cleanup(func() { idleTimeout = before })
+}
+
+// A connection on which no stream was opened, or whose streams have ended, is closed; one with a stream stays.
+func TestIdleConnectionsAreClosed(t *testing.T) {
+	idleAfter(t, 300*time.Millisecond)
+	lis := listening(t)
+	c, err := net.Dial("tcp", lis.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	began := time.Now()
+	if _, err := c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")); err != nil { // and empty settings
+		t.Fatal(err)
+	}
+	if err := c.SetReadDeadline(began.Add(20 * time.Second)); err != nil { // gRPC waits 5 s for the client's word that it was told
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, c); err != nil || time.Since(began) < idleTimeout {
+		t.Errorf("a silent connection: got %v after %v, want its end after %v and a grace of 5 s", err, time.Since(began), idleTimeout)
+	}
+	conn, err := grpc.NewClient(lis.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	b := &bed{client: epv3.NewExternalProcessorClient(conn)}
+	open, err := b.client.Process(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(3 * idleTimeout)
+	if state := conn.GetState(); state != connectivity.Ready {
+		t.Errorf("a connection with a stream: got %v, want it open", state)
+	}
+	if err := open.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = open.Recv()
+	waitFor(t, func() bool { return conn.GetState() == connectivity.Idle })
+	if res, err := b.play(t.Context(), &call{request: 2, chunks: [][]byte{[]byte("x")}, halfClose: true}); err != nil || res.pick == "" {
+		t.Errorf("a stream on the next connection: got %v, want a pick", err)
 	}
 }
 

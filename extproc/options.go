@@ -66,8 +66,10 @@ type Options struct {
 
 // withDefaults replaces zero values by defaults.
 func (o Options) withDefaults() Options {
-	o.BodyLimit, o.DrainQuiet = cmp.Or(max(o.BodyLimit, 0), DefaultBodyLimit), cmp.Or(max(o.DrainQuiet, 0), time.Second)
-	o.ExtendAfter, o.LateTickets = cmp.Or(max(o.ExtendAfter, 0), 100*time.Millisecond), cmp.Or(o.LateTickets, DefaultLateTickets)
+	o.BodyLimit = cmp.Or(max(o.BodyLimit, 0), DefaultBodyLimit)
+	o.DrainQuiet = cmp.Or(max(o.DrainQuiet, 0), time.Second)
+	o.ExtendAfter = cmp.Or(max(o.ExtendAfter, 0), 100*time.Millisecond)
+	o.LateTickets = cmp.Or(o.LateTickets, DefaultLateTickets)
 	if o.ControlHeaders == nil {
 		o.ControlHeaders = DefaultControlHeaders
 	}
@@ -96,6 +98,9 @@ const (
 // pings arrive early because of jitter. handshakeTimeout ends connections that send nothing, as each holds buffers.
 const minPing, handshakeTimeout = 100 * time.Millisecond, 10 * time.Second
 
+// idleTimeout ends connections without streams. Envoy, which is told so first, opens another one for its next stream.
+var idleTimeout = 5 * time.Minute // shorter in tests
+
 // GRPCOptions returns the options that a gRPC server for o needs: this package's codec, bounded messages, no
 // compression, flow control windows that do not stall an upload, and tolerance for Envoy's keepalive pings.
 func GRPCOptions(o Options) []grpc.ServerOption {
@@ -110,6 +115,7 @@ func GRPCOptions(o Options) []grpc.ServerOption {
 		grpc.ReadBufferSize(socketBuffer), grpc.WriteBufferSize(socketBuffer),
 		experimental.BufferPool(buffers), grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.NumStreamWorkers(32),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 	}
 }
