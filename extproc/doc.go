@@ -28,8 +28,8 @@
 //	srv.Drain(ctx) // running responses continue without the server
 //	g.Stop()
 //
-// The exported names follow the module's version: until version 1 a minor version may change them,
-// and CHANGELOG.md says so.
+// The exported names follow the module's version: until version 1 a minor version may change them, which CHANGELOG.md
+// records.
 //
 // Field numbers are those of envoy/service/ext_proc/v3/external_processor.proto.
 package extproc

@@ -375,7 +375,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 }
 
 // nameFor enters a fresh block under a name. It reports false if the slot already holds another block of this name, or
-// stored one with this event: from is where the event's blocks start in p's segment.
+// stored one with this event. from is where the event's blocks start in p's segment.
 func (x *Index) nameFor(s Slot, g segment, name uint64, p place, from int) bool {
 	if x.slots[s].aliases != nil || x.named(name) {
 		if _, taken := x.resolve(s, name); taken {

@@ -16,9 +16,9 @@
 //	// and records where it was sent
 //	x.Speculate(slot, hashes, now)
 //
-// The example of package routing is a whole decision, from the hashes of a prompt to the release of
-// its target. The exported names follow the module's version: until version 1 a minor version may
-// change them, and CHANGELOG.md says so.
+// The example of package routing is a whole decision, from the hashes of a prompt to the release of its target. The
+// exported names follow the module's version: until version 1 a minor version may change them, which CHANGELOG.md
+// records.
 //
 // docs/index.md describes structure, guarantees, memory and performance.
 package kvindex

@@ -238,7 +238,7 @@ func (x *Index) Relabel(s Slot, model string) {
 	st.adapter, st.salt, st.hasGroup = "", "", false
 }
 
-// free makes a slot that holds nothing reusable.
+// free makes an empty slot reusable.
 func (x *Index) free(s Slot) {
 	delete(x.byTarget, x.slots[s].target)
 	x.setBlockSize(s, 0)

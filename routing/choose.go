@@ -6,7 +6,7 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
-// request says what choose has to choose.
+// request is the input of choose.
 type request struct {
 	leg    int
 	pool   Role

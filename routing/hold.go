@@ -20,9 +20,9 @@ const (
 	// holdFactor is how many times longer a request is held than computing it elsewhere takes, because the cache that
 	// it would leave serves later turns too.
 	holdFactor = 4
-	// heldPart is the part of the tokens held for a target that counts as queued there where
-	// conversations return, because their later turns follow. A greater part would make conversations
-	// leave their caches, and a request with few uncached tokens passes most of what is held anyway.
+	// heldPart is the share of the tokens held for a target that counts as queued there where conversations return,
+	// because later turns will follow there. A greater part would make conversations leave their caches, and a request
+	// with few uncached tokens passes most of what is held anyway.
 	heldPart = 1.0 / 32
 	// onItsWay is how long a request may take from the decision to the engine's queue.
 	onItsWay = 250 * time.Millisecond

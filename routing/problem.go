@@ -12,7 +12,7 @@ import (
 type Problem struct {
 	// Path is the dotted key in YAML, like "policy.limits.shed_at".
 	Path string
-	// Text says what is wrong.
+	// Text explains what is wrong.
 	Text string
 }
 

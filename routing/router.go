@@ -92,7 +92,7 @@ func (r *Router) SetConfig(config Config) error {
 // index's answer for its prompt, each slot at most once; they are not kept. now is the
 // time since start and must not go backwards. An Explanation, if not nil, is filled.
 //
-// Call FirstToken when the answer begins, and Release when the request has ended in whatever way. Errors are
+// Call FirstToken when the answer begins, and Release when the request has ended, successfully or not. Errors are
 // *NoTargetError, *CapacityError and *HeldError, perhaps wrapped; after an error nothing is booked.
 func (r *Router) Pick(now time.Duration, q *Query, overlaps []Overlap, ex *Explanation) (Plan, error) {
 	r.judge(now)

@@ -68,7 +68,7 @@ func (r *Router) shares(res *reservation) bool {
 	return r.sharer != nil && res.remote.key.replica == "" && !res.Lookup
 }
 
-// shareUse tells of the use of a conversation.
+// shareUse reports the use of a conversation.
 func (r *Router) shareUse(leg int, at uint32, bound bool) {
 	if r.sharer == nil {
 		return

@@ -15,7 +15,7 @@ type Problem struct {
 	Column int    `json:"column,omitempty"`
 	// Path is the dotted key, e.g. "workers.static[0].address".
 	Path string `json:"key,omitempty"`
-	// Message says what is wrong and what to do.
+	// Message explains what is wrong and what to do.
 	Message string `json:"message"`
 }
 

@@ -60,8 +60,8 @@ func (j *job) failure(details string, f body.Failure) error {
 // failureTypes maps statuses to OpenAI's error types.
 var failureTypes = map[int]string{400: "invalid_request_error", 403: "permission_error", 404: "invalid_request_error", 413: "invalid_request_error", 415: "invalid_request_error", 431: "invalid_request_error", 429: "rate_limit_error", 500: "internal_server_error", 503: "service_unavailable_error"}
 
-// answer turns the error of a step into the answer to the client. The message says what the
-// client can do; counts and names of workers are only in the decision log.
+// answer turns the error of a step into the answer to the client. The message explains what the client can do; counts
+// and names of workers are only in the decision log.
 func (j *job) answer(err error) extproc.Decision {
 	if e, ok := errors.AsType[*answerError](err); ok {
 		if e.why != "" {

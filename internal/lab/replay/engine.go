@@ -96,8 +96,8 @@ type rank struct {
 	waiting []*job
 	prefill []*job
 	decode  heapOf[*job]
-	// steps counts decode steps. resident is the tokens of decoding requests; grown is how many of them were
-	// generated since admission, for which no places had been reserved.
+	// steps counts decode steps. resident is the tokens of decoding requests; grown is how many of them were generated
+	// since admission, without reserved places.
 	steps, resident, grown int
 	admissions, preempted  int
 	// chunk has the tokens that the running step computes for each prefill job.

@@ -18,7 +18,7 @@ const (
 	thinkEnd    = "</think>"
 )
 
-// appendDSMLCalls appends tool calls in a block of this name. A leading space also precedes the names in it.
+// appendDSMLCalls appends tool calls in a block of this name; a leading space of it precedes the inner names, too.
 func appendDSMLCalls(dst []byte, c *Chat, block string, calls []jinja.Value) (_ []byte, err error) {
 	invoke, parameter := dsmlToken+"invoke", dsmlToken+"parameter"
 	if block[0] == ' ' {

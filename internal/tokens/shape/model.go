@@ -94,7 +94,7 @@ func (m *Model) compute(ctx context.Context, dst []uint32, turn *conv.Turn, engi
 	return res, in.profile.length(m, in, len(res.IDs))
 }
 
-// truncate cuts a prompt as its request says.
+// truncate cuts a prompt as the request specifies.
 func (m *Model) truncate(turn *conv.Turn, res *Result, p *plan) {
 	n, before, after := max(p.keep, -p.keep), 0, 0
 	if p.ids == nil && p.addSpecial && !p.sided { // the engine's tokenizer truncates the text, and keeps the special tokens that it adds
