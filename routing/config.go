@@ -44,7 +44,7 @@ type Config struct {
 	KVTokens int64 `json:"kv_tokens,omitempty" jsonschema:"-" yaml:"-"`
 	// Unmet selects what happens to a request whose Query.TTFT cannot be met; "" is UnmetRoute.
 	Unmet Unmet `json:"unmet,omitempty" jsonschema:"-" yaml:"-"`
-	// RemoteTTL ends bookings of other replicas if their release was lost. It is longer than any request. 1 s to 24 h.
+	// RemoteTTL ends bookings of other replicas if their release was lost. Set it above the longest request. 1 s to 24 h.
 	RemoteTTL time.Duration `json:"remote_ttl" yaml:"remote_ttl"`
 	// PrefillRate is a target's prefill speed in tokens per second. It is used for retry hints, and a wait up to ten
 	// times longer than it predicts is never suspect. 1 to 10^7.

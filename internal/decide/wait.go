@@ -361,8 +361,8 @@ func (d *Decider) Drain() {
 	}
 }
 
-// flow sums up the waiters by model and priority for the metrics, and how full the targets of each configured model
-// are. The caller holds d.mu.
+// flow returns, for the metrics, the waiters by model and priority and the saturation of each configured model's
+// targets. The caller holds d.mu.
 func (d *Decider) flow(now time.Duration) (classes []observe.FlowClass, pools []observe.FlowPool) {
 	f := &d.live.Load().Flow
 	if f.Requests == 0 {

@@ -14,8 +14,8 @@ import (
 // longest bounds the length of a line in bytes.
 const longest = 1 << 24
 
-// eachLine calls read for the non-blank lines of a trace. Errors, its own and those of
-// read, name the line; what is "trace" or "spans".
+// eachLine calls read for the non-blank lines of a trace. All errors, also those of read, name the line; what is
+// "trace" or "spans".
 func eachLine(in io.Reader, what string, read func(line []byte) error) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, longest)
