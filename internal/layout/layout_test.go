@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83711
+	totalLimit = 83710
 	totalGoal  = 62000
 )
 
@@ -33,7 +33,7 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 22030, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 22029, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28682, 22000, []string{"internal/tokens"}},
 	{"fleet", 4731, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},
