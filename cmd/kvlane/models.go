@@ -82,9 +82,9 @@ func newModel(ctx context.Context, m config.Model, waits *loading, metrics *obse
 	engine, _ := shape.ParseEngine(m.Engine) // checked with the configuration
 	s := &fleet.Model{Config: m, Engine: engine}
 	if m.Check.Renderer != "" {
-		s.Remote = &shape.Remote{URL: m.Check.Renderer, Timeout: m.Check.Timeout.Std(), OnCall: func(err error) {
+		s.Remote = shape.NewRemote(m.Check.Renderer, m.Check.Timeout.Std(), func(err error) {
 			metrics.Renders.WithLabelValues(m.Name, renderOutcome(err)).Inc()
-		}}
+		})
 	}
 	if m.Tokenizer == "" {
 		return s, nil

@@ -133,17 +133,12 @@ func newAddedSet(tokens []AddedToken, contents []string) *addedSet {
 		} else {
 			st.second[c[1]] = true
 		}
-		st.addSize(len(c))
+		if n := len(c); !slices.Contains(st.sizes, n) {
+			st.sizes = append(st.sizes, n)
+			slices.SortFunc(st.sizes, func(a, b int) int { return b - a })
+		}
 	}
 	return a
-}
-
-func (st *addedStart) addSize(n int) {
-	if slices.Contains(st.sizes, n) {
-		return
-	}
-	st.sizes = append(st.sizes, n)
-	slices.SortFunc(st.sizes, func(a, b int) int { return b - a })
 }
 
 // at returns the longest token at s[i].

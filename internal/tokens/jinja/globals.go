@@ -14,9 +14,11 @@ var (
 
 func init() { //nolint:gochecknoinits // the table and the functions need each other
 	globals = map[string]Value{
-		"range":     function(globalRange),
-		"dict":      function(func(m *machine, a *arguments) Value { return FromDict(m.dictOf(a)) }),
-		"namespace": function(globalNamespace),
+		"range": function(globalRange),
+		"dict":  function(func(m *machine, a *arguments) Value { return FromDict(m.dictOf(a)) }),
+		"namespace": function(func(m *machine, a *arguments) Value {
+			return Value{kind: kindNamespace, p: unsafe.Pointer(&namespaceObject{attrs: m.dictOf(a)})}
+		}),
 		"raise_exception": function(func(m *machine, a *arguments) Value {
 			p := a.bind("raise_exception", 1, "message")
 			text := m.text(p[0])
@@ -82,8 +84,4 @@ func (m *machine) dictOf(a *arguments) *Dict {
 		d.Set(name, a.kw[i])
 	}
 	return d
-}
-
-func globalNamespace(m *machine, a *arguments) Value {
-	return Value{kind: kindNamespace, p: unsafe.Pointer(&namespaceObject{attrs: m.dictOf(a)})}
 }

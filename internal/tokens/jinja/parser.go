@@ -72,12 +72,6 @@ func (p *parser) expectKind(kind tokenKind) token {
 
 func (p *parser) expectName() string { return p.expectKind(tokName).text }
 
-func (p *parser) expectWord(word string) {
-	if !p.skipName(word) {
-		p.unexpected(word)
-	}
-}
-
 // enter increments the nesting depth; the caller defers leave.
 func (p *parser) enter() {
 	if p.depth++; p.depth > maxSyntaxDepth {
@@ -187,7 +181,9 @@ func (p *parser) statement() *node {
 func (p *parser) forStatement() *node {
 	n := &node{kind: nodeFor}
 	n.a = p.target(tupleOptions{end: "in"})
-	p.expectWord("in")
+	if !p.skipName("in") {
+		p.unexpected("in")
+	}
 	n.b = p.tuple(tupleOptions{end: "recursive"})
 	if p.skipName("if") {
 		n.c = p.expression()
@@ -250,14 +246,10 @@ func (p *parser) signature(n *node) {
 // nameTarget reads a name as an assignment target.
 func (p *parser) nameTarget() string {
 	name := p.expectName()
-	p.mayAssign(name)
-	return name
-}
-
-func (p *parser) mayAssign(name string) {
 	if slices.Contains([]string{"true", "false", "none", "True", "False", "None"}, name) {
 		p.failf("can't assign to 'name'")
 	}
+	return name
 }
 
 func (p *parser) macro() *node {
@@ -338,11 +330,6 @@ func setCtx(n *node, ctx nodeCtx) {
 	}
 }
 
-func (p *parser) tupleEnd(end string) bool {
-	t := p.cur()
-	return t.kind == tokVariableEnd || t.kind == tokBlockEnd || t.is(tokOperator, ")") || end != "" && t.is(tokName, end)
-}
-
 func (p *parser) tuple(o tupleOptions) *node {
 	at := p.cur().at
 	var items []*node
@@ -351,7 +338,8 @@ func (p *parser) tuple(o tupleOptions) *node {
 		if len(items) > 0 {
 			p.expectOp(",")
 		}
-		if p.tupleEnd(o.end) {
+		t := p.cur()
+		if t.kind == tokVariableEnd || t.kind == tokBlockEnd || t.is(tokOperator, ")") || o.end != "" && t.is(tokName, o.end) {
 			break
 		}
 		switch {

@@ -241,8 +241,12 @@ func (c *anthropicChat) content(role string, blocks []jinja.Value) error {
 		}
 	}
 	msg := dict(kv{"role", jinja.String(role)})
-	if thoughts != nil {
-		c.setThoughts(msg, thoughts)
+	switch {
+	case thoughts == nil:
+	case c.encoded:
+		msg.Set("reasoning_content", join(thoughts, "\n"))
+	default:
+		msg.Set("reasoning", join(thoughts, ""))
 	}
 	if calls != nil {
 		msg.Set("tool_calls", jinja.List(calls))
@@ -254,14 +258,6 @@ func (c *anthropicChat) content(role string, blocks []jinja.Value) error {
 		c.add(msg)
 	}
 	return nil
-}
-
-func (c *anthropicChat) setThoughts(msg *jinja.Dict, thoughts []string) {
-	if c.encoded {
-		msg.Set("reasoning_content", join(thoughts, "\n"))
-	} else {
-		msg.Set("reasoning", join(thoughts, ""))
-	}
 }
 
 // loneText returns the text of a single text part, or else the list.

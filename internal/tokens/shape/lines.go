@@ -99,8 +99,6 @@ func RenderContextLines(r io.Reader, w io.Writer, source string, now time.Time) 
 	})
 }
 
-var errEmptyLine = errors.New("the line is empty")
-
 // LinesError is returned after the end of the input if some lines failed.
 type LinesError struct{ Failed, Lines int }
 
@@ -117,7 +115,7 @@ func eachLine(r io.Reader, w io.Writer, answer func(dst, line []byte) ([]byte, e
 		line, err := in.ReadBytes('\n')
 		if len(line) > 0 {
 			count.Lines++
-			failed := errEmptyLine
+			failed := errors.New("the line is empty")
 			if len(bytes.TrimSpace(line)) > 0 {
 				dst, failed = answer(dst[:0], line)
 			}

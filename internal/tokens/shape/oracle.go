@@ -27,8 +27,8 @@ type Oracle struct {
 	Timeout time.Duration
 }
 
-// maxAnswer is the maximum size of an engine's response in bytes, maxMessage that of its error message.
-const maxAnswer, maxMessage = 16 << 20, 300
+// maxAnswer is the most bytes of an engine's response, maxMessage those of its error message, answerIn the default timeout.
+const maxAnswer, maxMessage, answerIn = 16 << 20, 300, 5 * time.Second
 
 // toEngine follows no redirects and uses no proxy of the environment: a prompt is sent to the engine only.
 var toEngine = http.Client{Transport: &http.Transport{IdleConnTimeout: time.Minute}, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
@@ -113,10 +113,7 @@ func (o *Oracle) question(req *body.Request) (path string, data []byte, err erro
 
 // post sends a JSON body and reads the JSON response. A 4xx status is returned as a *Refusal with the engine's message.
 func post(ctx context.Context, timeout time.Duration, url string, raw []byte) ([]byte, error) {
-	if timeout <= 0 {
-		timeout = 5 * time.Second
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(max(timeout, 0), answerIn))
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(raw))
 	if err != nil {

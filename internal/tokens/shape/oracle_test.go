@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -285,7 +286,7 @@ func TestAnEngineSendsPromptsNowhere(t *testing.T) {
 
 func TestRemoteRenders(t *testing.T) {
 	f, s := startEngine(t)
-	r := &Remote{URL: s.URL + "/", Timeout: 2 * time.Second}
+	r := NewRemote(s.URL+"/", 2*time.Second, func(error) {})
 	for raw, api := range map[string]body.API{`{"messages":[{"role":"user","content":"x"}]}`: body.Chat, `{"prompt":"a b c"}`: body.Completions} {
 		req, err := body.Parse(api, []byte(raw))
 		if err != nil {
@@ -311,10 +312,68 @@ func TestRemoteRenders(t *testing.T) {
 	}
 }
 
+// Each call may hold an answer of 16 MiB and what is read from it, so they take turns.
+func TestCallsOfARendererAreBounded(t *testing.T) {
+	var running, most atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		n := running.Add(1)
+		defer running.Add(-1)
+		for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+		}
+		time.Sleep(20 * time.Millisecond)
+		_, _ = io.WriteString(w, `{"token_ids":[1,2,3]}`)
+	}))
+	defer s.Close()
+	req, err := body.Parse(body.Completions, []byte(`{"prompt":"a"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := NewRemote(s.URL, 0, func(error) {})
+	var all sync.WaitGroup
+	for range 4 * maxCalls {
+		all.Go(func() {
+			if res, err := r.Prompt(t.Context(), req); err != nil || len(res.IDs) != 3 {
+				t.Errorf("%v %v", res, err)
+			}
+		})
+	}
+	all.Wait()
+	if got := most.Load(); got < 2 || got > maxCalls {
+		t.Errorf("got %d calls at a time, want 2 to %d", got, maxCalls)
+	}
+}
+
+// While a renderer hangs, those that wait for their turn end with the breaker that opens, not each after a timeout of its own.
+func TestWaitingCallsEndWithARendererThatHangs(t *testing.T) {
+	f, s := startEngine(t)
+	f.slow.Store(true)
+	req, err := body.Parse(body.Completions, []byte(`{"prompt":"a"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := NewRemote(s.URL, 2*time.Second, func(error) {})
+	var all sync.WaitGroup
+	began := time.Now()
+	for range 8 * maxCalls {
+		all.Go(func() {
+			if _, err := r.Prompt(t.Context(), req); err == nil {
+				t.Error("got no error")
+			}
+		})
+	}
+	all.Wait()
+	if took := time.Since(began); took > 3800*time.Millisecond {
+		t.Errorf("took %v, want about the timeout of 2 s, not two of them", took)
+	}
+	if n := f.asked.Load(); n > 2*maxCalls {
+		t.Errorf("got %d calls, want those that ran when the breaker opened", n)
+	}
+}
+
 func TestRemoteBreaker(t *testing.T) {
 	f, s := startEngine(t)
 	var outcomes []error
-	r := &Remote{URL: s.URL, Timeout: 20 * time.Millisecond, OnCall: func(err error) { outcomes = append(outcomes, err) }}
+	r := NewRemote(s.URL, 20*time.Millisecond, func(err error) { outcomes = append(outcomes, err) })
 	req, err := body.Parse(body.Completions, []byte(`{"prompt":"a"}`))
 	if err != nil {
 		t.Fatal(err)
@@ -346,7 +405,7 @@ func TestRemoteBreaker(t *testing.T) {
 	}
 	f.slow.Store(false)
 	r.until = time.Now() // the pause is over
-	r.Timeout = 2 * time.Second
+	r.timeout = 2 * time.Second
 	if err := call(); err != nil {
 		t.Fatalf("second trial: %v", err)
 	}

@@ -1,8 +1,10 @@
 package shape
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -14,12 +16,12 @@ import (
 var ErrBreakerOpen = errors.New("remote renderer: breaker open")
 
 // Remote obtains ids from vLLM's render endpoints (vllm serve --enable-scale-out, or vllm launch render), for models
-// that Kvlane cannot tokenize. It is safe for concurrent use. Set its fields before first use.
+// that Kvlane cannot tokenize. It is safe for concurrent use.
 type Remote struct {
-	URL     string
-	Timeout time.Duration // per call; 0: 5 s
-	// OnCall, if not nil, is called after every call with its error, including ErrBreakerOpen. It must not block.
-	OnCall func(err error)
+	url     string
+	timeout time.Duration
+	onCall  func(err error)
+	calls   chan struct{} // a semaphore
 
 	mu     sync.Mutex
 	failed int
@@ -27,11 +29,18 @@ type Remote struct {
 }
 
 // breakerFailures is the number of consecutive calls without an answer that open the breaker, breakerPause the time
-// until the next trial call.
+// until the next trial call. maxCalls bounds concurrent calls: each may hold a few times maxAnswer.
 const (
 	breakerFailures = 5
 	breakerPause    = 10 * time.Second
+	maxCalls        = 16
 )
+
+// NewRemote returns a Remote whose calls last at most for timeout (0: 5 s), the wait for their turn included. onCall gets
+// the error of every call, including ErrBreakerOpen. It must not block.
+func NewRemote(url string, timeout time.Duration, onCall func(err error)) *Remote {
+	return &Remote{url: strings.TrimRight(url, "/"), timeout: cmp.Or(max(timeout, 0), answerIn), onCall: onCall, calls: make(chan struct{}, maxCalls)}
+}
 
 var renderPaths = map[body.API]string{
 	body.Chat:        "/v1/chat/completions/render",
@@ -47,13 +56,19 @@ func (r *Remote) Prompt(ctx context.Context, req *body.Request) (Result, error) 
 		return Result{}, ErrNoOracle
 	}
 	res, err := Result{}, ErrBreakerOpen
-	if r.allow() {
-		res, err = r.call(ctx, path, req)
-		r.done(!errors.Is(err, errNoAnswer) || ctx.Err() != nil) // an error response does not count against the renderer
+	within, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	select {
+	case r.calls <- struct{}{}:
+		defer func() { <-r.calls }()
+		if r.allow() {
+			res, err = r.call(within, path, req)
+			r.done(!errors.Is(err, errNoAnswer) || ctx.Err() != nil) // an error response does not count against the renderer
+		}
+	case <-within.Done():
+		err = fmt.Errorf("remote renderer: %d calls run: %w", maxCalls, within.Err())
 	}
-	if r.OnCall != nil {
-		r.OnCall(err)
-	}
+	r.onCall(err)
 	return res, err
 }
 
@@ -62,7 +77,7 @@ func (r *Remote) call(ctx context.Context, path string, req *body.Request) (Resu
 	if err != nil {
 		return Result{}, err
 	}
-	answer, err := post(ctx, r.Timeout, strings.TrimRight(r.URL, "/")+path, raw)
+	answer, err := post(ctx, r.timeout, r.url+path, raw)
 	if err != nil {
 		return Result{}, err
 	}
