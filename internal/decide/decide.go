@@ -110,8 +110,7 @@ func New(o Options) (*Decider, error) {
 	if d.onSuspect == nil {
 		d.onSuspect = func(string) {}
 	}
-	d.start = d.now()
-	d.scratch = make(chan *scratch, cap(d.cpu.all))
+	d.start, d.scratch = d.now(), make(chan *scratch, cap(d.cpu.all))
 	d.fleet, err = fleet.New(fleet.Options{
 		Config: o.Config, Cache: d.cache, Key: key, Models: o.Models, Metrics: o.Metrics, Log: o.Log, OnEndpoints: o.OnEndpoints,
 		Update: d.book, Now: func() time.Time { return d.now() },

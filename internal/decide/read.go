@@ -61,6 +61,7 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 		return nil, j.fail(415, "kvlane_compressed_body", "the request's body is compressed (content-encoding: "+observe.Clip(coding)+
 			"), and engines do not decompress: send it as it is, or let a decompressor filter stand before Kvlane")
 	}
+	j.s.turn.Tenant, _ = j.headers(j.d.cfg.Tenants.SaltHeader)
 	err := j.d.cache.Parse(j.s.turn, j.api, j.r.Body)
 	req := j.s.turn.Request
 	if unread, ok := errors.AsType[*body.UnreadError](err); ok {

@@ -7,8 +7,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
@@ -198,6 +200,30 @@ func TestTenantsShareNoCredit(t *testing.T) {
 	}
 	if x := in(""); x != "-/s[7 9]" {
 		t.Errorf("without a tenant: got conversation %s, want -/s[7 9]", x)
+	}
+}
+
+// The time that a decision takes does not tell what other tenants have sent: the cache of tokens has nothing of theirs.
+func TestTenantsShareNoTokens(t *testing.T) {
+	for yaml, shared := range map[string]bool{"tenants: {salt_header: x-tenant}\n": false, "tenants: {header: x-tenant}\n": true, "": true} {
+		b := newBench(t, yaml, worker("a", 1))
+		known := func(tenant string) bool {
+			j := &job{d: b.Decider, s: newScratch(), r: b.request("/v1/completions", completion(300, ""), saltHeader, tenant), api: body.Completions}
+			j.entry = observe.NewEntry(j.r, time.Now())
+			if _, err := j.read(t.Context(), t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			return j.s.turn.Kept()
+		}
+		if known("a") || !known("a") { // kept when it comes again
+			t.Fatalf("%q: want a body that is kept at its second occurrence", yaml)
+		}
+		if got := known("a"); !got {
+			t.Errorf("%q: the same tenant: got no body in the cache", yaml)
+		}
+		if got := known("b"); got != shared {
+			t.Errorf("%q: another tenant: got the body in the cache: %v, want %v", yaml, got, shared)
+		}
 	}
 }
 

@@ -5,6 +5,8 @@ package bpe
 type Cut struct {
 	Text int // offset in the text
 	IDs  int // number of ids before it
+	// Space separates what the text leaves in the tokenizer's caches, but for single short words; 0 is common.
+	Space uint64
 }
 
 // cutDistance is the least number of bytes between two recorded cuts.
@@ -12,12 +14,12 @@ const cutDistance = 256
 
 // EncodeAfter is EncodeUntil for a text of which the ids up to a cut are known: it appends the
 // others to dst, whose last from.IDs ids are the known ones. The cut is one of a text that begins
-// like this one, or the zero value. It appends the text's later cuts to cuts.
+// like this one, or has no ids. It appends the text's later cuts to cuts.
 func (t *Tokenizer) EncodeAfter(stop <-chan struct{}, dst []uint32, cuts []Cut, text string, from Cut, addSpecial bool) ([]uint32, []Cut, error) {
 	if err := t.checkText(text[from.Text:]); err != nil {
 		return dst, cuts, err
 	}
-	enc := t.acquire(stop)
+	enc := t.acquire(stop, from.Space)
 	if enc == nil {
 		return dst, cuts, ErrStopped
 	}

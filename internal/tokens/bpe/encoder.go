@@ -17,6 +17,7 @@ type encoder struct {
 	ends    [512]uint32 // ends of words
 	parts   [512]uint32 // ends of the parts of one word
 	invalid bool        // a segment of the text is not valid UTF-8
+	space   uint64      // Cut.Space
 	nfc     []byte
 	normal  normalizer
 	text    []byte // text with U+2581 turned into spaces
@@ -68,7 +69,7 @@ type encoders struct {
 }
 
 // acquire waits for an encoder. It returns nil if stop is closed first.
-func (t *Tokenizer) acquire(stop <-chan struct{}) *encoder {
+func (t *Tokenizer) acquire(stop <-chan struct{}, space uint64) *encoder {
 	p := t.encoders
 	select {
 	case p.tickets <- struct{}{}:
@@ -84,7 +85,7 @@ func (t *Tokenizer) acquire(stop <-chan struct{}) *encoder {
 	} else {
 		enc = newEncoder(t)
 	}
-	enc.watch = watch{stop: stop}
+	enc.watch, enc.space = watch{stop: stop}, space
 	return enc
 }
 

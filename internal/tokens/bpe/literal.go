@@ -35,7 +35,7 @@ func (m *literalBPE) word(enc *encoder, dst []uint32, word string) []uint32 {
 		}
 	}
 	if len(b) <= maxWord {
-		if ids, ok := enc.long.get(h, b); ok {
+		if ids, ok := enc.long.get(h^enc.space, b); ok {
 			return append(dst, ids...)
 		}
 	}
@@ -52,7 +52,7 @@ func (m *literalBPE) word(enc *encoder, dst []uint32, word string) []uint32 {
 	dst = enc.merge.run(m.t.merges, dst, &enc.watch)
 	enc.merge.trim()
 	if len(b) <= maxWord {
-		enc.long.put(h, b, dst[at:])
+		enc.long.put(h^enc.space, b, dst[at:])
 	}
 	return dst
 }

@@ -183,7 +183,7 @@ func (enc *encoder) merged(dst []uint32, text []byte, from, end int, parts bool)
 	if id, whole, ok := enc.t.vocab.findHash(h, word); ok && (whole || enc.t.ignoreMerges) {
 		return append(dst, id)
 	}
-	if ids, ok := enc.long.get(h, word); ok && len(word) <= maxWord {
+	if ids, ok := enc.long.get(h^enc.space, word); ok && len(word) <= maxWord {
 		return append(dst, ids...)
 	}
 	done := false
@@ -194,7 +194,7 @@ func (enc *encoder) merged(dst []uint32, text []byte, from, end int, parts bool)
 		dst = enc.spelled(dst, word)
 	}
 	if n, size := len(dst)-at, len(word); size <= maxWord && enc.sure && (size > broadSize || n > broadIDs || size <= frontSize && n > frontIDs) {
-		enc.long.put(h, word, dst[at:])
+		enc.long.put(h^enc.space, word, dst[at:])
 	}
 	return dst
 }

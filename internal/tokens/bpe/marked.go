@@ -51,7 +51,7 @@ func (m Marked) EncodeAfter(stop <-chan struct{}, dst []uint32, cuts []Cut, text
 	if len(text) > MaxText {
 		return dst, cuts, fmt.Errorf("%w: %d bytes, the limit is %d", ErrLimit, len(text), MaxText)
 	}
-	enc := m.acquire(stop)
+	enc := m.acquire(stop, from.Space)
 	if enc == nil {
 		return dst, cuts, ErrStopped
 	}

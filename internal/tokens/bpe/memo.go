@@ -70,7 +70,7 @@ func (enc *encoder) segments(dst []uint32, s string) []uint32 {
 // cachedSegment appends the ids of s[at:end], which lies between two cuts.
 func (enc *encoder) cachedSegment(dst []uint32, s string, at, end int) []uint32 {
 	key := bytesOf(s)[at:end]
-	h := hashBytes(key)
+	h := hashBytes(key) ^ enc.space
 	shard := &enc.t.memo.shards[h>>60]
 	dst, ok, keep := shard.get(dst, h, key)
 	if ok {

@@ -52,6 +52,68 @@ func TestStretchesAreKept(t *testing.T) {
 	}
 }
 
+// What the text of one space leaves in the caches, no other space finds: the time that a text takes does not tell it.
+func TestSpacesShareNoCaches(t *testing.T) {
+	for _, name := range families {
+		tok := family(t, name)
+		memo := func() (n uint64) {
+			for i := range tok.memo.shards {
+				if st := tok.memo.shards[i].store; st != nil {
+					n += st.textEnd
+				}
+			}
+			return n
+		}
+		words := func() (n uint64) {
+			for _, enc := range tok.encoders.free {
+				n += enc.long.textEnd
+			}
+			return n
+		}
+		text := strings.Repeat("No two "+name+" are alike, and each of them says so. ", 20)
+		for i := range 30 {
+			text += strings.Repeat(string(rune('a'+i%26)), i) + " is a word that comes once; " + name + strings.Repeat("xqzj", 10+i) + " is a long one.\n"
+		}
+		want, err := tok.Encode(nil, text, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, space := range []uint64{rand.Uint64(), rand.Uint64()} {
+			for round, fresh := range []bool{true, false} {
+				segments, long := memo(), words()
+				ids, _, err := tok.EncodeAfter(nil, nil, nil, text, Cut{Space: space}, false)
+				if err != nil || !slices.Equal(ids, want) {
+					t.Fatalf("%s: got other ids than without a space, or %v", name, err)
+				}
+				if got := memo() > segments; got != fresh {
+					t.Errorf("%s, space %x, time %d: segments were computed: %v, want %v", name, space, round, got, fresh)
+				}
+				if got := words() > long; got != fresh {
+					t.Errorf("%s, space %x, time %d: long words were computed: %v, want %v", name, space, round, got, fresh)
+				}
+			}
+		}
+		segments, long := memo(), words()
+		if _, err := tok.Encode(nil, text, false); err != nil || memo()-segments+words()-long > uint64(len(text)/4) { // chance may have evicted some
+			t.Errorf("%s: without a space: got %d bytes of segments and %d of long words computed again, or %v", name, memo()-segments, words()-long, err)
+		}
+	}
+}
+
+// The same for the words of a pipeline.
+func TestSpacesShareNoWordsOfPipelines(t *testing.T) {
+	literal := &literalBPE{t: family(t, "qwen3"), unk: 1}
+	enc := newEncoder(literal.t)
+	for i, fresh := range []bool{true, false, true, false} {
+		enc.space = uint64(i/2) * 0x1234567890abcdef
+		before := enc.long.textEnd
+		literal.word(enc, nil, "averylongwordindeed")
+		if got := enc.long.textEnd > before; got != fresh {
+			t.Errorf("time %d: the word was computed: %v, want %v", i, got, fresh)
+		}
+	}
+}
+
 // TestWordCaches: words of all sizes with few and many ids, whole and as parts, in the middle and at the end of a text, and
 // at each capacity of the result, have the ids that merging yields, new and known.
 func TestWordCaches(t *testing.T) {

@@ -94,7 +94,7 @@ func (t *Tokenizer) EncodeUntil(stop <-chan struct{}, dst []uint32, text string,
 	if dst == nil {
 		dst = make([]uint32, 0, len(text)/3+16)
 	}
-	enc := t.acquire(stop)
+	enc := t.acquire(stop, 0)
 	if enc == nil {
 		return dst, ErrStopped
 	}

@@ -256,6 +256,73 @@ func checkAccounts(t *testing.T, c *Cache) {
 	}
 }
 
+// A tenant that measures time does not learn what others have sent: what was computed for them is computed again.
+func TestTenantsShareNoResults(t *testing.T) {
+	tok := tokenizer(t)
+	c := New(16 << 20)
+	text := strings.Repeat(open+"How do you do, my friend?"+shut, 400)
+	raw := fmt.Appendf(nil, `{"messages":[{"role":"user","content":"%s"},{"role":"user","content":"hi"}]}`, strings.Repeat("x ", longMessage))
+	ask := func(tenant string) (found [4]bool) {
+		turn := &Turn{Tenant: tenant}
+		if err := c.Parse(turn, body.Chat, raw); err != nil {
+			t.Fatal(err)
+		}
+		found[0] = turn.whole != nil
+		shaped := 0
+		if _, err := turn.Messages(turn.Request, 256, func(*[]byte, []byte) (value, bool, error) { shaped++; return none(), true, nil }); err != nil {
+			t.Fatal(err)
+		}
+		found[1] = shaped == 0
+		for i, turn := range []*Turn{turn, turn.Part(turn.Request)} {
+			if _, err := turn.Encode(nil, nil, tok, 256, text, false); err != nil {
+				t.Fatal(err)
+			}
+			found[2+i] = turn.reused > 0
+		}
+		return found
+	}
+	for range 3 {
+		ask("a")
+	}
+	if got := ask("a"); got != [4]bool{true, true, true, true} {
+		t.Errorf("the same tenant: got body, messages, prompt, part of a batch %v, want all found", got)
+	}
+	for _, other := range []string{"b", ""} {
+		if got := ask(other); got != [4]bool{3: true} { // its own prompt of the line before
+			t.Errorf("tenant %q: got body, messages, prompt, part of a batch %v, want none of another's found", other, got)
+		}
+	}
+	parsed := c.Turn(nil)
+	if parsed.space != 0 {
+		t.Errorf("got space %d without a tenant, want 0", parsed.space)
+	}
+	turn := &Turn{Tenant: "a"}
+	if err := c.Parse(turn, body.Chat, raw); err != nil {
+		t.Fatal(err)
+	}
+	if turn.Tenant = ""; c.Parse(turn, body.Chat, raw) != nil || turn.space != 0 {
+		t.Errorf("got space %d of the tenant before, want 0", turn.space)
+	}
+}
+
+// The same for chats that begin alike.
+func TestTenantsShareNoChats(t *testing.T) {
+	c := New(16 << 20)
+	for i, one := range []struct {
+		tenant string
+		shares bool
+	}{{"a", false}, {"a", true}, {"b", false}, {"b", true}, {"", false}, {"", true}, {"a", true}} {
+		turn := &Turn{Tenant: one.tenant}
+		raw := fmt.Appendf(nil, `{"messages":[{"role":"user","content":"%s"},{"role":"user","content":"%d"}]}`, strings.Repeat("long text ", 1000), i)
+		if err := c.Parse(turn, body.Chat, raw); err != nil {
+			t.Fatal(err)
+		}
+		if shared := len(turn.elements) > 0; shared != one.shares {
+			t.Errorf("request %d of tenant %q: got messages of an earlier chat: %v, want %v", i, one.tenant, shared, one.shares)
+		}
+	}
+}
+
 func TestLongMessagesAreKeptWhenTheyComeAgain(t *testing.T) {
 	c := New(16 << 20)
 	req, err := body.Parse(body.Chat, fmt.Appendf(nil, `{"messages":[{"content":"%s"}]}`, strings.Repeat("x ", longMessage)))

@@ -15,8 +15,11 @@ type Turn struct {
 	// Request is the parsed body. It may be shared with other turns: do not modify it or call its
 	// Parse method. Its Body equals the one given to Parse, but may be another slice.
 	*body.Request
+	// Tenant, set before Parse, finds only results of its own, lest the time that a request takes tell what others have sent.
+	Tenant string
 
 	cache  *Cache
+	space  uint64 // of Tenant, 0 for none
 	own    body.Request
 	whole  *entry // the body's entry, nil if it is not kept
 	result *result
@@ -36,7 +39,9 @@ type Turn struct {
 func (c *Cache) Turn(req *body.Request) *Turn { return &Turn{Request: req, cache: c} }
 
 // Part returns a turn through the same cache for a request that is a part of t's.
-func (t *Turn) Part(req *body.Request) *Turn { return t.cache.Turn(req) }
+func (t *Turn) Part(req *body.Request) *Turn {
+	return &Turn{Request: req, cache: t.cache, space: t.space}
+}
 
 // Reset drops all references but scratch memory.
 func (t *Turn) Reset() {
@@ -45,7 +50,7 @@ func (t *Turn) Reset() {
 }
 
 func (t *Turn) begin(c *Cache, req *body.Request) {
-	t.cache, t.Request, t.whole, t.result = c, req, nil, nil
+	t.cache, t.Request, t.whole, t.result, t.space = c, req, nil, nil, 0
 	if t.texts = t.texts[:0]; cap(t.texts) > maxTexts {
 		t.texts = nil
 	}
@@ -60,9 +65,13 @@ func (c *Cache) Parse(t *Turn, api body.API, raw []byte) error {
 	if c == nil {
 		return t.own.Parse(api, raw)
 	}
-	key := c.sample(raw) ^ (uint64(api)+1)*0x9e3779b97f4a7c15
+	if t.Tenant != "" {
+		t.space = maphash.String(c.seed, t.Tenant)
+	}
+	space := t.space ^ uint64(api)
+	key := c.sample(raw) ^ (space+1)*0x9e3779b97f4a7c15
 	c.mu.Lock()
-	e := c.get(bodies, uint64(api), key)
+	e := c.get(bodies, space, key)
 	again := e == nil && c.again(key)
 	c.mu.Unlock()
 	if e != nil && bytes.Equal(e.text, raw) {
@@ -70,7 +79,7 @@ func (c *Cache) Parse(t *Turn, api body.API, raw []byte) error {
 		return nil
 	}
 	if again && int64(len(raw)) <= c.limit.Load()/textShare {
-		return c.keepBody(t, key, api, raw)
+		return c.keepBody(t, space, key, api, raw)
 	}
 	return c.parseChat(t, api, raw)
 }
@@ -84,8 +93,8 @@ func (c *Cache) parseChat(t *Turn, api body.API, raw []byte) error {
 	if len(raw) < block || len(raw) > maxChat || !api.TakesMessages() {
 		return r.Parse(api, raw)
 	}
-	t.digests = c.digest(t.digests[:0], 0, raw)
-	f := c.follow(chats, 0, t.digests)
+	t.digests = c.digest(t.digests[:0], t.space, raw)
+	f := c.follow(chats, t.space, t.digests)
 	defer c.leave(&f)
 	shared := f.shared(raw)
 	t.elements = t.elements[:0]
@@ -103,7 +112,7 @@ func (c *Cache) parseChat(t *Turn, api body.API, raw []byte) error {
 	for _, s := range r.Elements[len(shared):] {
 		t.marks = append(t.marks, mark{end: s.End, at: s.Start})
 	}
-	c.keep(&entry{kind: chats, trail: trail{start: r.Prompt.Start}}, &f, shared, t.marks, raw, nil, t.digests)
+	c.keep(&entry{kind: chats, space: t.space, trail: trail{start: r.Prompt.Start}}, &f, shared, t.marks, raw, nil, t.digests)
 	return nil
 }
 
@@ -121,6 +130,7 @@ const (
 // of one space must depend on the JSON only; they are shared and must not be modified.
 func (t *Turn) Messages(r *body.Request, space uint64, shape func(texts *[]byte, raw []byte) (v jinja.Value, keep bool, err error)) ([]jinja.Value, error) {
 	c := t.cache
+	space ^= t.space
 	found := make([]*entry, len(r.Elements))
 	keys := t.digests[:0]
 	if c != nil {
@@ -186,19 +196,19 @@ type Tokenizer interface {
 func (t *Turn) Encode(stop <-chan struct{}, dst []uint32, tok Tokenizer, space uint64, text string, addSpecial bool) ([]uint32, error) {
 	t.forget()
 	c := t.cache
-	if c == nil || len(text) < block {
+	if c == nil || len(text) < block && t.space == 0 {
 		return tok.EncodeUntil(stop, dst[:0], text, addSpecial)
 	}
-	if addSpecial {
+	if space ^= t.space; addSpecial {
 		space++
 	}
 	raw := bytesOf(text)
 	t.digests = c.digest(t.digests[:0], space, raw)
 	f := c.follow(prompts, space, t.digests)
 	defer c.leave(&f)
-	shared, from := f.shared(raw), bpe.Cut{}
+	shared, from := f.shared(raw), bpe.Cut{Space: t.space}
 	if n := len(shared); n > 0 {
-		from = bpe.Cut{Text: shared[n-1].end, IDs: shared[n-1].at}
+		from.Text, from.IDs = shared[n-1].end, shared[n-1].at
 	}
 	if dst == nil {
 		dst = make([]uint32, 0, from.IDs+(len(text)-from.Text)/3+16)

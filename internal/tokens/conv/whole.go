@@ -79,8 +79,8 @@ func (c *Cache) sample(raw []byte) uint64 {
 	return h.Sum64() + uint64(len(raw))
 }
 
-func (c *Cache) keepBody(t *Turn, key uint64, api body.API, raw []byte) error {
-	e := &entry{kind: bodies, space: uint64(api), text: bytes.Clone(raw), keys: []uint64{key}, body: new(whole)}
+func (c *Cache) keepBody(t *Turn, space, key uint64, api body.API, raw []byte) error {
+	e := &entry{kind: bodies, space: space, text: bytes.Clone(raw), keys: []uint64{key}, body: new(whole)}
 	if err := e.body.request.Parse(api, e.text); err != nil {
 		return err
 	}
