@@ -195,6 +195,9 @@ func (c *anthropicChat) message(v jinja.Value) error {
 	return c.content(role, blocks)
 }
 
+// thoughtsAs has the field of thoughts and what stands between them, by anthropicChat.encoded.
+var thoughtsAs = map[bool][2]string{true: {"reasoning_content", "\n"}, false: {"reasoning", ""}}
+
 // content adds the message of a list of content blocks. Tool results become separate messages.
 func (c *anthropicChat) content(role string, blocks []jinja.Value) error {
 	var parts, calls []jinja.Value
@@ -241,12 +244,9 @@ func (c *anthropicChat) content(role string, blocks []jinja.Value) error {
 		}
 	}
 	msg := dict(kv{"role", jinja.String(role)})
-	switch {
-	case thoughts == nil:
-	case c.encoded:
-		msg.Set("reasoning_content", join(thoughts, "\n"))
-	default:
-		msg.Set("reasoning", join(thoughts, ""))
+	if thoughts != nil {
+		as := thoughtsAs[c.encoded]
+		msg.Set(as[0], join(thoughts, as[1]))
 	}
 	if calls != nil {
 		msg.Set("tool_calls", jinja.List(calls))
