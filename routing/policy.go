@@ -217,9 +217,9 @@ const (
 
 // Limits drop busy targets before anything else. 0 is no limit.
 type Limits struct {
-	// MaxActive is requests, booked and reported.
+	// MaxActive bounds the requests of a target, those booked here and those that its engine reports.
 	MaxActive int64 `json:"max_active" yaml:"max_active"`
-	// MaxQueue is queued prefill tokens.
+	// MaxQueue bounds its queued prefill tokens.
 	MaxQueue int64 `json:"max_queue" yaml:"max_queue"`
 	// MaxKVUsage is the reported share of the KV cache in use, 0 to 1.
 	MaxKVUsage float64 `json:"max_kv_usage" yaml:"max_kv_usage"`

@@ -135,7 +135,7 @@ type Model struct {
 	TokenizerLock  string   `yaml:"tokenizer_lock" jsonschema_description:"Hash over the files of an 'hf:' tokenizer, 'sha256:…', which kvlane check prints. With other files the model is routed by load."`
 	Engine         string   `yaml:"engine" jsonschema:"enum=vllm,enum=sglang,enum=trtllm" jsonschema_description:"Engine whose request formats are followed."`
 	ChatTemplate   string   `yaml:"chat_template" jsonschema_description:"File with a chat template that replaces the tokenizer's."`
-	ToolParser     bool     `yaml:"tool_parser" jsonschema_description:"vLLM runs with --enable-auto-tool-choice and --tool-call-parser. Set false if it does not: it refuses requests with tools then."`
+	ToolParser     bool     `yaml:"tool_parser" jsonschema_description:"vLLM runs with --enable-auto-tool-choice and --tool-call-parser. Set it to false for a vLLM without these flags, which refuses requests with tools."`
 	HideTools      bool     `yaml:"hide_tools_when_none" jsonschema_description:"vLLM runs with --exclude-tools-when-tool-choice-none."`
 	TrustTemplates bool     `yaml:"trust_request_templates" jsonschema_description:"Requests may contain a chat_template (vLLM with --trust-request-chat-template). If false, such templates are not run: vLLM refuses the request; for other engines it is routed by load."`
 	Multimodal     *bool    `yaml:"multimodal" jsonschema_description:"The model accepts images, audio or video; if false, such requests are refused. Absent: decided by the tokenizer folder's config.json, or else by the chat template."`

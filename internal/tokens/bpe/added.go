@@ -187,8 +187,8 @@ func (a *addedSet) next(s string, i, end int) (at, index, size int) {
 	return end, 0, 0
 }
 
-// finalLimit is the maximum number of tokens that setFinal compares pairwise, and finalSpecial that with which it compares special
-// ones.
+// finalLimit is the maximum number of tokens that setFinal compares pairwise. With up to finalSpecial tokens it compares each
+// special one with all.
 const finalLimit, finalSpecial = 2000, 8000
 
 // setFinal finds the tokens whose match no following text can change, so that text may be cut

@@ -121,8 +121,8 @@ func (m *merges) putNear(pair [2]uint32, rank uint32) bool {
 	return true
 }
 
-// nearest returns rank and token of the pair with this product, in this order of bits, or a value
-// of at least nearHit if it is not in near.
+// nearest looks up the pair with this product in near. It returns the pair's rank and, in the lower bits, its token,
+// or a value of at least nearHit if the pair is not there.
 func (m *merges) nearest(p uint64) uint64 { return m.near[p>>tagBits] ^ p&tagMask<<valueBits }
 
 func (m *merges) putFar(pair [2]uint32, rank uint32) {
