@@ -85,12 +85,15 @@ func New(o Options) (*Decider, error) {
 	if settings.Node == 0 && o.Config.Fleet.Mode != config.FleetOff {
 		settings.Node = rand.Uint64() // replicas share conversations under the keys that they make
 	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 	router, err := routing.New(settings)
 	if err != nil {
 		return nil, err
 	}
 	d := &Decider{
-		cfg: o.Config, log: o.Log, metrics: o.Metrics, tracer: o.Tracer, now: o.Now, router: router, decisions: observe.NewDecisions(o.Config.Explain.Keep),
+		cfg: o.Config, log: o.Log, metrics: o.Metrics, tracer: o.Tracer, now: o.Now, start: o.Now(), router: router, decisions: observe.NewDecisions(o.Config.Explain.Keep),
 		onSuspect: o.OnSuspect, cache: conv.New(cacheBytes(o.Models)), legs: legs, cpu: newCPULimit(int64(o.Config.Limits.MaxBody)), routed: newRouted(o.Metrics),
 	}
 	for _, reason := range degradations {
@@ -104,13 +107,10 @@ func New(o Options) (*Decider, error) {
 	d.shadows = shadows(o.Config)
 	d.waiting.byID = map[uint64]*waiter{}
 	o.Config.SetBounds(&d.waiting.queue)
-	if d.now == nil {
-		d.now = time.Now
-	}
 	if d.onSuspect == nil {
 		d.onSuspect = func(string) {}
 	}
-	d.start, d.scratch = d.now(), make(chan *scratch, cap(d.cpu.all))
+	d.scratch = make(chan *scratch, cap(d.cpu.all))
 	d.fleet, err = fleet.New(fleet.Options{
 		Config: o.Config, Cache: d.cache, Key: key, Models: o.Models, Metrics: o.Metrics, Log: o.Log, OnEndpoints: o.OnEndpoints,
 		Update: d.book, Now: func() time.Time { return d.now() },
