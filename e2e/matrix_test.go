@@ -70,7 +70,7 @@ var elsewhere = []struct{ name, where string }{
 	{"disk full, other files", "The bindings of `fleet.persist`: `internal/replicas`, `TestAStoreThatIsFull`, `TestABrokenStoreStopsNothing`. Downloads of tokenizers: `internal/hub`, `TestBrokenDownloadLeavesNothing`. Not played: no room for the temporary file of a copy of the index for another replica"},
 	{"all faults of legs, other connectors", "`TestFaultsOfEveryConnector`, `TestFaultsBehindTheSidecar`, without load: each connector, those of SGLang and TensorRT-LLM too, and legs that a sidecar runs"},
 	{"NATS stopped; replicas stopped and killed while conversations go on", "`TestExternalServerIsStopped`; `TestReplicaIsStoppedAndKilled`: no conversation moves"},
-	{"clock jumps", "not played on Envoy, since a process's clock cannot be set without the machine's. Kvlane computes times with the monotonic clock; `TestClockJumps` of `kvindex` steps the wall clock for the TTL of speculative credit. Wall time is read for log lines, the validity of certificates and seeds"},
+	{"clock jumps", "not played on Envoy, since a process's clock cannot be set without the machine's. Kvlane computes times with the monotonic clock; `TestClockJumps` of `kvindex` steps the wall clock for the TTL of speculative credit. Wall time is read for log lines, the validity of certificates, seeds, the ids that TensorRT-LLM demands (which only increase), and by replicas for the start of their logical clocks and for the delay of messages in the metrics"},
 }
 
 // measured is what a run of a row found.

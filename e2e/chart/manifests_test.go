@@ -25,6 +25,7 @@ var pairs = []struct {
 	{"envoy-gateway/policies.yaml", inEnvoyGateway, "BackendTrafficPolicy", []any{"spec"}},
 	{"envoy-gateway/policies.yaml", inEnvoyGateway, "ClientTrafficPolicy", []any{"spec"}},
 	{"istio/destinationrule.yaml", "provider.name=istio,provider.istio.destinationRule.tls=true", "DestinationRule", []any{"spec", "trafficPolicy"}},
+	{"istio/envoyfilter.yaml", "provider.name=istio,httpRoute.inferenceGatewayName=llm", "EnvoyFilter", []any{"spec"}},
 	{"istio/pool.yaml", "inferencePool.create=true", "InferencePool", []any{"spec"}},
 	{"envoy-gateway/kvlane.yaml", inEnvoyGateway, "Deployment", []any{"probes"}},
 	{"istio/kvlane.yaml", "provider.name=istio", "Deployment", []any{"probes"}},

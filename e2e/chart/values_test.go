@@ -196,6 +196,7 @@ httpRoute.requestTimeout                              eg           "9s"
 provider.name                                         limited      "none"
 provider.istio.destinationRule.tls                    istio        true
 provider.istio.destinationRule.connectionPool         istio        {"http": {"http2MaxRequests": 10}}
+provider.istio.healthChecks                           istio        false
 provider.istio.envoyFilter.enabled                    envoyfilter  false
 provider.istio.envoyFilter.firstToken                 envoyfilter  false
 provider.istio.envoyFilter.workloadSelector           envoyfilter  {"a": "b"}

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -172,6 +173,38 @@ func expectation(t *testing.T, url string, want bool) {
 		}
 		return err
 	})
+}
+
+// hangs stops all replicas of Kvlane for 8 s. Istio asks them full duplex, where Envoy has no timeout of its own: requests
+// that they hold fail, but none waits for the end, and later ones continue without Kvlane.
+func hangs(t *testing.T, c *cluster, in, chat string) {
+	const stopped, bound = 8 * time.Second, 6 * time.Second
+	c.envoyKnows(t, in, "llm", "outbound|9002||kvlane."+in+".svc.cluster.local", `"service_name": "readiness"`, true)
+	tell := func(s syscall.Signal) {
+		for _, pod := range c.node.pickers(in) {
+			for _, p := range pod.procs {
+				if err := p.Process.Signal(s); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+	tell(syscall.SIGSTOP)
+	began, last := time.Now(), 0
+	for time.Since(began) < stopped {
+		sent := time.Now()
+		r, err := post(t.Context(), chat, chatBody("demo", "hello", false))
+		if took := time.Since(sent); took > bound {
+			t.Errorf("a request took %s (%d, %v), want less than %s while Kvlane is stopped for %s", took, r.status, err, bound, stopped)
+		}
+		last = r.status
+		time.Sleep(50 * time.Millisecond)
+	}
+	tell(syscall.SIGCONT)
+	if last != http.StatusOK {
+		t.Errorf("the last request before Kvlane continued got %d, want 200 without it", last)
+	}
+	routed(t, chat)
 }
 
 // proxied100 is what ENABLE_100_CONTINUE_HEADERS=true, istiod's default, does to a

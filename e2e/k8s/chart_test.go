@@ -136,6 +136,7 @@ func chartPool(t *testing.T, c *cluster) {
 	chat := c.gateway(t, r.in, "llm") + "/v1/chat/completions"
 	routed(t, chat)
 	followsPicks(t, c, r.in, chat)
+	hangs(t, c, r.in, chat)
 	c.speaksTLS(t, r.in, "llm", "kvlane", false)
 	c.envoyKnows(t, r.in, "llm", "outbound|9002||kvlane.chart.svc.cluster.local", `"max_requests": 4294967295`, true)
 	steady(t, chat, func() {
