@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"maps"
 	"sync"
@@ -141,9 +142,13 @@ func (f *Fleet) newCheck(s *Model, m *Member) *check {
 	c, worker := &check{address: m.Address, generation: m.Generation, done: make(chan struct{})}, m.Name
 	log := f.Log.With().Str("model", s.Config.Name).Str("worker", worker).Str("engine", m.Address).Logger()
 	prompts := log.Sample(&zerolog.BurstSampler{Burst: 1, Period: time.Minute}) // clients may provoke differences
+	tenant := ""
+	if f.Config.Tenants.SaltHeader != "" {
+		tenant = rand.Text() // what clients send is compared
+	}
 	c.checker = shape.NewChecker(s.Tokens, &shape.Oracle{Engine: s.Engine, URL: "http://" + m.Address, Timeout: s.Config.Check.Timeout.Std()}, shape.CheckerOptions{
 		ModelName: s.Config.Name, Every: s.Config.Check.Every, Retry: s.Config.Check.Retry.Std(), Gate: f.comparing, Awake: c.ready.Load,
-		MaxBody: int(s.Config.Check.MaxBody), Cache: f.Cache,
+		MaxBody: int(s.Config.Check.MaxBody), Cache: f.Cache, Tenant: tenant,
 		OnCheck: func(api body.API, diff *shape.Difference, err error) {
 			outcome := "equal"
 			switch {

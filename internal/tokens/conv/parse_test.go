@@ -3,6 +3,7 @@ package conv
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
+	"github.com/kvlane/kvlane/internal/tokens/bpe"
 )
 
 // same fails if a turn's request differs from a fresh parse of the same body.
@@ -302,6 +304,68 @@ func TestTenantsShareNoResults(t *testing.T) {
 	}
 	if turn.Tenant = ""; c.Parse(turn, body.Chat, raw) != nil || turn.space != 0 {
 		t.Errorf("got space %d of the tenant before, want 0", turn.space)
+	}
+}
+
+// spaceSpy records the spaces of the tokenizer's caches that texts are tokenized in.
+type spaceSpy struct {
+	*bpe.Tokenizer
+
+	seen *[]uint64
+}
+
+func (s spaceSpy) EncodeUntil(stop <-chan struct{}, dst []uint32, text string, addSpecial bool) ([]uint32, error) {
+	*s.seen = append(*s.seen, 0)
+	return s.Tokenizer.EncodeUntil(stop, dst, text, addSpecial)
+}
+
+func (s spaceSpy) EncodeAfter(stop <-chan struct{}, dst []uint32, cuts []bpe.Cut, text string, from bpe.Cut, addSpecial bool) ([]uint32, []bpe.Cut, error) {
+	*s.seen = append(*s.seen, from.Space)
+	return s.Tokenizer.EncodeAfter(stop, dst, cuts, text, from, addSpecial)
+}
+
+// The tokenizer's own caches are separate as well: with and without a cache here, for short and long texts, and for
+// those that are not looked up here.
+func TestTenantsHaveTheirOwnSpace(t *testing.T) {
+	for _, c := range []*Cache{New(1 << 20), New(0)} {
+		var turn Turn
+		of := map[string]uint64{}
+		for _, tenant := range []string{"a", "b", "", "a"} {
+			turn.Tenant = tenant
+			if err := c.Parse(&turn, body.Completions, []byte(`{"prompt":"a"}`)); err != nil {
+				t.Fatal(err)
+			}
+			tok := spaceSpy{tokenizer(t), new([]uint64)}
+			for _, text := range []string{"short", strings.Repeat("long ", block)} {
+				want, err := tok.Encode(nil, text, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, turn := range []*Turn{&turn, turn.Part(turn.Request)} {
+					if got, err := turn.Encode(nil, nil, tok, 256, text, false); err != nil || !slices.Equal(got, want) {
+						t.Errorf("tenant %q: got other ids than without a tenant, or %v", tenant, err)
+					}
+					if got, err := turn.EncodeAlone(nil, nil, tok, text, false); err != nil || !slices.Equal(got, want) {
+						t.Errorf("tenant %q, alone: got other ids than without a tenant, or %v", tenant, err)
+					}
+				}
+			}
+			space := (*tok.seen)[0]
+			if got := slices.Compact(*tok.seen); len(got) != 1 || (space == 0) != (tenant == "") {
+				t.Errorf("tenant %q: got spaces %x, want one, which is 0 without a tenant only", tenant, got)
+			}
+			if before, ok := of[tenant]; ok && before != space {
+				t.Errorf("tenant %q: got space %x, want %x as before", tenant, space, before)
+			}
+			of[tenant] = space
+			turn.Reset()
+			if turn.Tenant != "" || turn.space != 0 {
+				t.Errorf("after Reset: got tenant %q in space %x, want none", turn.Tenant, turn.space)
+			}
+		}
+		if of["a"] == of["b"] {
+			t.Errorf("got space %x for two tenants", of["a"])
+		}
 	}
 }
 

@@ -15,7 +15,8 @@ type Turn struct {
 	// Request is the parsed body. It may be shared with other turns: do not modify it or call its
 	// Parse method. Its Body equals the one given to Parse, but may be another slice.
 	*body.Request
-	// Tenant, set before Parse, finds only results of its own, lest the time that a request takes tell what others have sent.
+	// Tenant must be set before Parse. It finds only its own results, so that the time of a request does not show what
+	// other tenants have sent. "" is the tenant of all requests without one.
 	Tenant string
 
 	cache  *Cache
@@ -35,8 +36,24 @@ type Turn struct {
 	texts    []byte // strings of messages that are not kept
 }
 
+// tenantSeed makes spaces of tenants, also where there is no cache: tokenizers have caches of their own.
+var tenantSeed = maphash.MakeSeed()
+
 // Turn returns a turn for a request that was parsed without the cache.
-func (c *Cache) Turn(req *body.Request) *Turn { return &Turn{Request: req, cache: c} }
+func (c *Cache) Turn(req *body.Request) *Turn { return c.TurnOf("", req) }
+
+// TurnOf is Turn for a tenant.
+func (c *Cache) TurnOf(tenant string, req *body.Request) *Turn {
+	t := &Turn{Request: req, Tenant: tenant, cache: c}
+	t.separate()
+	return t
+}
+
+func (t *Turn) separate() {
+	if t.Tenant != "" {
+		t.space = maphash.String(tenantSeed, t.Tenant)
+	}
+}
 
 // Part returns a turn through the same cache for a request that is a part of t's.
 func (t *Turn) Part(req *body.Request) *Turn {
@@ -45,7 +62,7 @@ func (t *Turn) Part(req *body.Request) *Turn {
 
 // Reset drops all references but scratch memory.
 func (t *Turn) Reset() {
-	t.own = body.Request{Elements: t.own.Elements[:0]}
+	t.own, t.Tenant = body.Request{Elements: t.own.Elements[:0]}, ""
 	t.begin(nil, nil)
 }
 
@@ -62,11 +79,9 @@ func (t *Turn) forget() { t.prompt, t.kept, t.reused = nil, 0, 0 }
 // Parse parses a body, which must stay unchanged while t is in use. Its errors are those of body.Parse.
 func (c *Cache) Parse(t *Turn, api body.API, raw []byte) error {
 	t.begin(c, &t.own)
+	t.separate()
 	if c == nil {
 		return t.own.Parse(api, raw)
-	}
-	if t.Tenant != "" {
-		t.space = maphash.String(c.seed, t.Tenant)
 	}
 	space := t.space ^ uint64(api)
 	key := c.sample(raw) ^ (space+1)*0x9e3779b97f4a7c15
@@ -196,8 +211,8 @@ type Tokenizer interface {
 func (t *Turn) Encode(stop <-chan struct{}, dst []uint32, tok Tokenizer, space uint64, text string, addSpecial bool) ([]uint32, error) {
 	t.forget()
 	c := t.cache
-	if c == nil || len(text) < block && t.space == 0 {
-		return tok.EncodeUntil(stop, dst[:0], text, addSpecial)
+	if c == nil || len(text) < block {
+		return t.EncodeAlone(stop, dst[:0], tok, text, addSpecial)
 	}
 	if space ^= t.space; addSpecial {
 		space++
@@ -225,6 +240,16 @@ func (t *Turn) Encode(stop <-chan struct{}, dst []uint32, tok Tokenizer, space u
 	e, last := c.keep(&entry{kind: prompts, space: space}, &f, shared, t.marks, raw, ids, t.digests)
 	t.prompt, t.kept, t.reused = e, last.at, from.IDs
 	return ids, nil
+}
+
+// EncodeAlone is tok.EncodeUntil for a text that is not looked up here. What the text leaves in the tokenizer's caches
+// belongs to the tenant.
+func (t *Turn) EncodeAlone(stop <-chan struct{}, dst []uint32, tok Tokenizer, text string, addSpecial bool) ([]uint32, error) {
+	if t.space == 0 {
+		return tok.EncodeUntil(stop, dst, text, addSpecial)
+	}
+	ids, _, err := tok.EncodeAfter(stop, dst, nil, text, bpe.Cut{Space: t.space}, addSpecial)
+	return ids, err
 }
 
 // Cut must be called when the caller has changed the ids that Encode returned: their hashes are then not cached.

@@ -47,6 +47,9 @@ type CheckerOptions struct {
 	MaxBody int
 	// Cache is used for the model's ids, so that cached ids are compared, too; may be nil.
 	Cache *conv.Cache
+	// Tenant is the conv.Turn.Tenant of comparisons. With one, they leave nothing that clients find, and no cached ids of
+	// clients are compared.
+	Tenant string
 	// Awake reports whether the engine can be queried when a retry is due; nil: always.
 	Awake func() bool
 	// Gate, if not nil, is a semaphore: it limits concurrent checks among the checkers that share it.
@@ -291,7 +294,7 @@ func (c *Checker) ask(ctx context.Context, s []byte) (*Difference, error) {
 
 // ours returns our ids for a request.
 func (c *Checker) ours(ctx context.Context, req *body.Request) (Result, error) {
-	return c.model.PromptInto(ctx, nil, c.options.Cache.Turn(req), c.oracle.Engine)
+	return c.model.PromptInto(ctx, nil, c.options.Cache.TurnOf(c.options.Tenant, req), c.oracle.Engine)
 }
 
 func (c *Checker) compare(ctx context.Context, s []byte) (*Difference, error) {

@@ -385,7 +385,7 @@ func (m *Model) encode(ctx context.Context, turn *conv.Turn, res *result, p *pla
 		m.placeImages(&res.Result, p)
 	}
 	if p.suffix != "" && !p.isCut() {
-		return m.continueWith(ctx, &res.Result, p.suffix, withText)
+		return m.continueWith(ctx, turn, &res.Result, p.suffix, withText)
 	}
 	return nil
 }
@@ -412,8 +412,8 @@ func textError(err error) error {
 }
 
 // continueWith appends the text that SGLang tokenizes separately to the prompt, without the BOS that the tokenizer may add.
-func (m *Model) continueWith(ctx context.Context, res *Result, suffix string, withText bool) error {
-	more, err := m.tok.EncodeUntil(ctx.Done(), nil, suffix, true)
+func (m *Model) continueWith(ctx context.Context, turn *conv.Turn, res *Result, suffix string, withText bool) error {
+	more, err := turn.EncodeAlone(ctx.Done(), nil, m.tok, suffix, true)
 	if err != nil {
 		return textError(err)
 	}
