@@ -370,6 +370,36 @@ func TestWaitingCallsEndWithARendererThatHangs(t *testing.T) {
 	}
 }
 
+// A call that waited for others has little time left. That it gets no answer does not count against a renderer that is only busy.
+func TestLateCallsDoNotOpenTheBreaker(t *testing.T) {
+	f, s := startEngine(t)
+	f.slow.Store(true)
+	req, err := body.Parse(body.Completions, []byte(`{"prompt":"a"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, waits := range []bool{true, false} {
+		r := NewRemote(s.URL, 400*time.Millisecond, func(error) {})
+		var released sync.WaitGroup
+		if waits {
+			for range maxCalls {
+				r.calls <- struct{}{}
+			}
+			released.Go(func() {
+				time.Sleep(300 * time.Millisecond)
+				<-r.calls
+			})
+		}
+		if _, err := r.Prompt(t.Context(), req); err == nil {
+			t.Error("got no error of a renderer that hangs")
+		}
+		released.Wait()
+		if (r.failed == 0) != waits {
+			t.Errorf("waited for a turn: %v: got %d failures", waits, r.failed)
+		}
+	}
+}
+
 func TestRemoteBreaker(t *testing.T) {
 	f, s := startEngine(t)
 	var outcomes []error
