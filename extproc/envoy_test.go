@@ -475,7 +475,6 @@ func (s *Server) streams() int {
 	return n
 }
 
-// A response body that we do not need is not sent to us if Envoy allows skipping it.
 // Envoy loses no request while its idle connections are closed: of requests at random times, many come when one is just closed.
 func TestRealEnvoyIdleConnections(t *testing.T) {
 	idleAfter(t, 20*time.Millisecond)
@@ -494,6 +493,7 @@ func TestRealEnvoyIdleConnections(t *testing.T) {
 	}
 }
 
+// A response body that we do not need is not sent to us if Envoy allows skipping it.
 func TestRealEnvoySkipsResponseBody(t *testing.T) {
 	e := startEnvoy(t, shape{request: "BUFFERED", response: "STREAMED", reqTrailer: "SKIP", respEnd: "SKIP"}, Options{SkipResponseBody: true})
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://llm/sse?n=9", strings.NewReader("{}"))

@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	stdio "io"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -90,7 +89,7 @@ func runCheck(ctx context.Context, io streams, args []string) error {
 // silentWorkers returns the workers of the configuration and of workers.file that fail a health check, as serve makes it. They are
 // warnings, since engines may start after Kvlane.
 func silentWorkers(ctx context.Context, c *config.Workers) config.ProblemsError {
-	text, _ := os.ReadFile(c.File) // Inspect reports what is wrong with the file
+	text, _ := config.ReadFile(c.File) // Inspect reports what is wrong with the file
 	listed, _ := config.ParseWorkers(c.File, text)
 	all := slices.Concat(c.Static, listed)
 	found, checks := make(config.ProblemsError, len(all)), sync.WaitGroup{}
