@@ -170,7 +170,7 @@ type Ticket interface {
 type EditTicket interface {
 	Ticket
 	// EditsBody is called after ResponseHeaders of a response that has a body. If it returns true, Envoy is asked for
-	// the body where it is not configured to send it, and the response loses its content-length. Envoy sends it only
+	// the body where it is not configured to send it, and the response loses its content-length. Envoy follows only
 	// with allow_mode_override.
 	EditsBody() bool
 	// EditBody follows ResponseBody with the same bytes. If changed is true, out is sent to the client instead; it may

@@ -84,7 +84,8 @@ type FirstTurn struct {
 	// Placement is off, near, round_robin, least_queued or least_tokens.
 	Placement Placement `json:"placement" yaml:"placement"`
 	// Slack is for near: targets take turns if their miss + queue + cost.active * requests exceeds the least by at most
-	// this many tokens, or by the prompt's length if that is less. Default: one engine step. 0 to 65536.
+	// this many tokens, or by the prompt's length if that is less. The default is one engine step (the chunk budget).
+	// 0 to 65536.
 	Slack int64 `json:"slack" yaml:"slack"`
 	// MaxOverlap skips the stage for prompts of which a target holds a larger share; 1 never skips it. 0 to 1.
 	MaxOverlap float64 `json:"max_overlap" yaml:"max_overlap"`
@@ -143,7 +144,7 @@ type Cost struct {
 	// (load / 85,000)^4 up to 2, with load the tokens of Queue and Active on the least loaded target. The rule is off
 	// while up to half of the requests with an id begin a conversation, and fully on from three quarters;
 	// FirstTurn.MaxOverlap is reduced to the same extent. It is also off while a target computes a part of the prompt
-	// for another request. 1 is off. 0 to 1.
+	// for another request, as that is cached soon. 1 is off. 0 to 1.
 	OneShot float64 `json:"one_shot" yaml:"one_shot"`
 	// Queue is the price of a token queued before this request. 0 to 100.
 	Queue float64 `json:"queue" yaml:"queue"`
@@ -156,8 +157,8 @@ type Cost struct {
 	// ActiveShare is the price of such a request as a share of the prompt. 0 to 10.
 	ActiveShare float64 `json:"active_share" yaml:"active_share"`
 	// Repeat is the share of Active and ActiveShare that counts for a prompt that is already computed: a target has all
-	// but 64 of its tokens, as for samples of one prompt. Such a request adds decoding only. Requests in excess of the
-	// least loaded target's plus 128 count in full. 0 to 1.
+	// but 64 of its tokens, as for samples of one prompt. Such a request adds decoding only. A target's requests beyond
+	// those of the least loaded one plus 128 count in full. 0 to 1.
 	Repeat float64 `json:"repeat" yaml:"repeat"`
 	// WorkShare is the price of the target's share of all work, in prompts. 0 to 100.
 	WorkShare float64 `json:"work_share" yaml:"work_share"`

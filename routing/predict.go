@@ -159,8 +159,9 @@ func (t *target) fitOf() *fit {
 	return &t.paces.First[mainLeg]
 }
 
-// steps describes a target's steps: base is the seconds that one takes without prompts, most the limit for its prompts.
-// next and due are the expected present values of the progress's Next and Due, in the steps that have begun.
+// steps describes a target's steps: base is the seconds that one takes without prompts, most the seconds that its
+// prompts add at most. next and due are the expected present values of the progress's Next and Due, in the steps that
+// have begun.
 type steps struct {
 	base, most, next float64
 	due              time.Duration
@@ -267,7 +268,7 @@ func (p *progress) share(now time.Duration) float64 {
 	return p.Share * math.Exp((p.Booking-now).Seconds()/shareOver)
 }
 
-// adapt moves a target's factor towards the ratio of observation and prediction. It tends to 1, so that what all
+// adapt raises a target's factor if the observation exceeds the prediction, else lowers it. The factor tends to 1, so that what all
 // targets have in common is in the coefficients.
 func adapt(factor *float64, predicted, observed float64) {
 	e := (observed - predicted) / max(observed, predicted)

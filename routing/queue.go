@@ -100,8 +100,8 @@ type Queue struct {
 	held []int64
 	// idle is the number of idle targets when waiters were last looked at.
 	idle int
-	// served holds the tokens served to each conversation. At maxServed entries it becomes older, and the former is
-	// dropped.
+	// served holds the tokens served to each conversation. At maxServed entries it becomes older, and the former older
+	// is dropped.
 	served, older map[Key]int64
 	// open and skipped are scratch memory of Serve.
 	open    []*lane

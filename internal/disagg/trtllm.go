@@ -24,7 +24,7 @@ func trtContextFirst() *Protocol {
 		decode: trtDecode}
 }
 
-// trtArranged: a client that sets the request type is another router, or a benchmark of generation alone.
+// trtArranged: a client that sets the request type is a router in front of Kvlane, or a benchmark of generation alone.
 func trtArranged(r *body.Request) string {
 	if body.Text(r.Member(body.FieldDisaggregatedParams, "request_type")) == "generation_only" {
 		return "the client names its own context server"

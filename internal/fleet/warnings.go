@@ -35,7 +35,7 @@ type mismatch struct {
 	text       string
 }
 
-// mismatch records and logs a difference, or removes it if text is empty.
+// mismatch records a difference and logs a new one; with an empty text it removes it.
 func (f *Fleet) mismatch(m *Member, reason, text string) {
 	f.mismatches.mu.Lock()
 	defer f.mismatches.mu.Unlock()

@@ -67,7 +67,7 @@ type Node struct {
 	ready   atomic.Bool
 	// since is when the oldest change to be sent was made, in ns of the wall clock; 0 for none.
 	since atomic.Int64
-	// unsent counts messages that NATS did not accept, bytes those that it did.
+	// unsent counts messages that NATS did not accept, bytes the bytes of the others.
 	unsent, bytes atomic.Uint64
 	// malformed counts messages that could not be decoded. It is atomic because they are dropped without taking the lock.
 	malformed atomic.Uint64

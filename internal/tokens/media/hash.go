@@ -7,7 +7,7 @@ import (
 	"github.com/zeebo/blake3"
 )
 
-// Tags of values in vLLM's hash input; the length of a tag or text precedes it as a 64-bit integer.
+// Tags of values in vLLM's hash input. A length, as a 64-bit integer, follows each tag and precedes each text.
 const (
 	tagSequence = 1
 	tagMapping  = 2
