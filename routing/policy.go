@@ -220,7 +220,7 @@ const (
 type Limits struct {
 	// MaxActive bounds the requests of a target, those booked here and those that its engine reports.
 	MaxActive int64 `json:"max_active" yaml:"max_active"`
-	// MaxQueue bounds its queued prefill tokens.
+	// MaxQueue bounds the queued prefill tokens of a target.
 	MaxQueue int64 `json:"max_queue" yaml:"max_queue"`
 	// MaxKVUsage is the reported share of the KV cache in use, 0 to 1.
 	MaxKVUsage float64 `json:"max_kv_usage" yaml:"max_kv_usage"`

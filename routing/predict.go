@@ -268,8 +268,8 @@ func (p *progress) share(now time.Duration) float64 {
 	return p.Share * math.Exp((p.Booking-now).Seconds()/shareOver)
 }
 
-// adapt raises a target's factor if the observation exceeds the prediction, else lowers it. The factor tends to 1, so that what all
-// targets have in common is in the coefficients.
+// adapt raises a target's factor if the observation exceeds the prediction, else lowers it. The factor tends to 1, so
+// that what all targets have in common is in the coefficients.
 func adapt(factor *float64, predicted, observed float64) {
 	e := (observed - predicted) / max(observed, predicted)
 	*factor = min(max(*factor*(1+min(max(e, -0.2), 0.2)/16)+(1-*factor)/1024, 1.0/maxFactor), maxFactor)
