@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83763
+	totalLimit = 83738
 	totalGoal  = 62000
 )
 
@@ -34,7 +34,7 @@ var rooms = []struct {
 	paths       []string
 }{
 	{"heart", 22031, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28729, 22000, []string{"internal/tokens"}},
+	{"tokens", 28704, 22000, []string{"internal/tokens"}},
 	{"fleet", 4736, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},
 	{"decide", 3162, 1700, []string{"internal/decide"}},

@@ -291,7 +291,7 @@ static_resources:
 {{- end}}
 {{- end}}
     # A Kvlane that stopped is left after two checks: requests go on without it at once, as if it were away.
-    health_checks: [{timeout: 0.5s, interval: 0.2s, no_traffic_interval: 0.2s, unhealthy_threshold: 2, healthy_threshold: 1, grpc_health_check: {service_name: {{if and .Retries (not .Replicas)}}liveness{{else}}readiness{{end}}}}]
+    health_checks: [{timeout: 0.5s, interval: 0.2s, no_traffic_interval: 0.2s, unhealthy_threshold: 2, healthy_threshold: 1, grpc_health_check: {service_name: {{if .Replicas}}readiness{{else}}{{if .Retries}}liveness{{else}}readiness{{end}}{{end}}}}]
     common_lb_config: {healthy_panic_threshold: {value: 0}}   # by default a host that is not healthy is asked all the same when there is no other
     circuit_breakers: {thresholds: [{max_connections: 65535, max_pending_requests: 65535, max_requests: 65535{{if .HashReplicas}}, max_retries: 65535{{end}}}]}   # a stream lives as long as its answer; the default of 1024 is soon full
     typed_extension_protocol_options:

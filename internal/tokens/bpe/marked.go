@@ -40,12 +40,6 @@ func (m Marked) PlainOfMarked(text string) string {
 	return string(out)
 }
 
-// EncodeUntil is Tokenizer.EncodeUntil for marked text.
-func (m Marked) EncodeUntil(stop <-chan struct{}, dst []uint32, text string, addSpecial bool) ([]uint32, error) {
-	dst, _, err := m.EncodeAfter(stop, dst, nil, text, Cut{}, addSpecial)
-	return dst, err
-}
-
 // EncodeAfter is Tokenizer.EncodeAfter for marked text. Nothing is added to it: addSpecial is ignored.
 func (m Marked) EncodeAfter(stop <-chan struct{}, dst []uint32, cuts []Cut, text string, from Cut, _ bool) ([]uint32, []Cut, error) {
 	if len(text) > MaxText {

@@ -314,11 +314,6 @@ type spaceSpy struct {
 	seen *[]uint64
 }
 
-func (s spaceSpy) EncodeUntil(stop <-chan struct{}, dst []uint32, text string, addSpecial bool) ([]uint32, error) {
-	*s.seen = append(*s.seen, 0)
-	return s.Tokenizer.EncodeUntil(stop, dst, text, addSpecial)
-}
-
 func (s spaceSpy) EncodeAfter(stop <-chan struct{}, dst []uint32, cuts []bpe.Cut, text string, from bpe.Cut, addSpecial bool) ([]uint32, []bpe.Cut, error) {
 	*s.seen = append(*s.seen, from.Space)
 	return s.Tokenizer.EncodeAfter(stop, dst, cuts, text, from, addSpecial)

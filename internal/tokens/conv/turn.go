@@ -36,7 +36,7 @@ type Turn struct {
 	texts    []byte // strings of messages that are not kept
 }
 
-// tenantSeed makes spaces of tenants, also where there is no cache: tokenizers have caches of their own.
+// tenantSeed makes spaces of tenants, even without a cache: tokenizers have caches of their own.
 var tenantSeed = maphash.MakeSeed()
 
 // Turn returns a turn for a request that was parsed without the cache.
@@ -202,11 +202,10 @@ func (c *Cache) put(e *entry) bool {
 
 // Tokenizer is what Encode needs of a tokenizer: a bpe.Tokenizer or bpe.Marked.
 type Tokenizer interface {
-	EncodeUntil(stop <-chan struct{}, dst []uint32, text string, addSpecial bool) ([]uint32, error)
 	EncodeAfter(stop <-chan struct{}, dst []uint32, cuts []bpe.Cut, text string, from bpe.Cut, addSpecial bool) ([]uint32, []bpe.Cut, error)
 }
 
-// Encode is tok.EncodeUntil through the cache: it reuses the ids up to the last mark that the text
+// Encode tokenizes through the cache: it reuses the ids up to the last mark that the text
 // shares with an earlier one. The ids overwrite dst. All texts of one space must have the same tokenizer.
 func (t *Turn) Encode(stop <-chan struct{}, dst []uint32, tok Tokenizer, space uint64, text string, addSpecial bool) ([]uint32, error) {
 	t.forget()
@@ -242,12 +241,9 @@ func (t *Turn) Encode(stop <-chan struct{}, dst []uint32, tok Tokenizer, space u
 	return ids, nil
 }
 
-// EncodeAlone is tok.EncodeUntil for a text that is not looked up here. What the text leaves in the tokenizer's caches
-// belongs to the tenant.
+// EncodeAlone appends the ids of a text that is not looked up here. What the text leaves in the tokenizer's caches belongs
+// to the tenant.
 func (t *Turn) EncodeAlone(stop <-chan struct{}, dst []uint32, tok Tokenizer, text string, addSpecial bool) ([]uint32, error) {
-	if t.space == 0 {
-		return tok.EncodeUntil(stop, dst, text, addSpecial)
-	}
 	ids, _, err := tok.EncodeAfter(stop, dst, nil, text, bpe.Cut{Space: t.space}, addSpecial)
 	return ids, err
 }

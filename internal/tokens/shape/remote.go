@@ -58,37 +58,22 @@ func (r *Remote) Prompt(ctx context.Context, req *body.Request) (Result, error) 
 	res, err := Result{}, ErrBreakerOpen
 	within, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
-	late, busy := r.await(within)
-	if busy != nil {
-		err = busy
-	} else {
+	waits := len(r.calls) == maxCalls
+	select {
+	case r.calls <- struct{}{}:
 		defer func() { <-r.calls }()
 		if r.allow() {
 			res, err = r.call(within, path, req)
 			// Neither an error response nor a call that its wait has cut short counts against the renderer.
-			if answered := !errors.Is(err, errNoAnswer) || ctx.Err() != nil; answered || !late {
+			if answered := !errors.Is(err, errNoAnswer) || ctx.Err() != nil; answered || !waits {
 				r.done(answered)
 			}
 		}
+	case <-within.Done():
+		err = fmt.Errorf("remote renderer: %d calls run: %w", maxCalls, within.Err())
 	}
 	r.onCall(err)
 	return res, err
-}
-
-// await waits until fewer than maxCalls run. late reports that this took more than half of the timeout.
-func (r *Remote) await(ctx context.Context) (late bool, err error) {
-	select {
-	case r.calls <- struct{}{}:
-		return false, nil
-	default:
-	}
-	began := time.Now()
-	select {
-	case r.calls <- struct{}{}:
-		return time.Since(began) > r.timeout/2, nil
-	case <-ctx.Done():
-		return false, fmt.Errorf("remote renderer: %d calls run: %w", maxCalls, ctx.Err())
-	}
 }
 
 func (r *Remote) call(ctx context.Context, path string, req *body.Request) (Result, error) {
