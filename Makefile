@@ -92,7 +92,7 @@ test: test-unit test-e2e ## Passes everything: unit, property and story tests, r
 test-unit: envoy $(GOTESTSUM) ## The part of it without ./e2e
 	@mkdir -p $(RERUNS); rm -f $(RERUNS)/cost $(RERUNS)/processes
 	$(GOTESTSUM) --packages './internal/tokens/bpe ./internal/lab/replay ./internal/replicas ./kvindex' -- -vet=off -run '^($(SERIAL)|$(LONE)|$(INDEX))$$'
-	$(GOTESTSUM) $(call RERUN,cost) --packages ./internal/decide -- -vet=off -run '^Test(CostOf|MemoryOfADecision$$)'
+	$(GOTESTSUM) $(call RERUN,cost) --packages './internal/decide ./internal/tokens/bpe' -- -vet=off -run '^Test((The)?CostOf|MemoryOfADecision$$|$(TIMED)$$)'
 	$(GOTESTSUM) --packages './internal/lab/simulate ./internal/layout' -- -vet=off
 	$(RACE) $(GOTESTSUM) --packages './internal/tokens/bpe ./internal/tokens/body' -- $(RACE_FLAGS) -skip '^($(SERIAL))$$' -timeout 20m
 	$(RACE) $(GOTESTSUM) --packages $(call packages,-v) -- $(RACE_FLAGS) $(UNRACED) -skip '^($(INDEX))$$' -timeout 20m
@@ -112,9 +112,11 @@ UNRACED := $(foreach p,bpe body,-gcflags=github.com/kvlane/kvlane/internal/token
 
 # TestCostOf* compare processor time and TestMemoryOfADecision allocations, which the race detector distorts: they run without it.
 # The simulation runs without it, and a few of its seeds with it. LONE are simulations of one goroutine each, and a test of 100,000 stored bindings.
-LONE := TestGauntletBound|TestFleetChanges|TestReplicasSpreadAsOne|TestBindingsSurviveTheKillOfAllReplicas
+LONE := TestGauntletBound|TestFleetChanges|TestReplicasSpreadAsOne|TestBindingsSurviveTheKillOfAllReplicas|TestPredictionsAndTargets|TestReplicasWithoutDelayAreOne|TestConversationsThatBegin(Together|AllTheTime)
 # Comparisons of the tokenizer with much text, in one goroutine: the race detector makes them ten to twenty times slower and can
 # find nothing in them. They run once, without it; the other tests of the package encode under it, concurrently too.
+# TIMED measure processor time.
+TIMED := (PassesWithoutAStopAreShort|NestedPiecesLoadInTime|ManyAddedTokensLoadInLinearTime)
 SERIAL := TestTokens|TestHostileText|TestEncodeAfterACut|TestEncodeAllocates|TestMergesAgree|TestPartsAreSafe|TestWindows|TestWordCaches|TestGolden|TestEveryCodePointComesBack|TestOneHugeWordTakesBoundedMemory|TestMinTokensIsALowerBound|TestCutsAreSafe|TestRawCutsAreSafe|TestForeignGolden
 # Histories, sizes and costs of the index in one goroutine, nine tenths of its package's time under the detector, which can find
 # nothing in them. The index itself starts no goroutine; the tests of concurrent readers, writers and drops run under it.
@@ -184,6 +186,10 @@ simulate: ## Runs routing, index, feeds, queue and replicas under a seeded sched
 faults: envoy ## Plays the fault matrix on the real Envoy, fails if a figure is out of bounds, prints the table and writes it to docs/faults.md
 	go test ./e2e -run '^TestFaults$$' -faults -count=1 -v -timeout 60m
 	@sed -n '/begin: written by make faults/,/<!-- end/p' docs/faults.md
+
+.PHONY: flood
+flood: envoy ## Opens FLOOD (5000) connections against a full queue through the real Envoy; `make test` opens 500
+	FLOOD=$(or $(FLOOD),5000) go test ./e2e -run '^TestAFloodOfConnectionsIsBounded$$' -count=1 -v -timeout 10m
 
 SOAK ?= 1h
 .PHONY: soak soak-index

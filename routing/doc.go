@@ -8,9 +8,9 @@
 //	r, err := routing.New(routing.DefaultConfig())
 //	r.SetTarget(slot, routing.TargetInfo{Target: t, Ready: true})
 //
-// plan, err := r.Pick(now, &routing.Query{ID: "r1", PromptTokens: 4000}, overlaps, nil) r.FirstToken(now,
-// plan.Reservation) // the answer has begun r.Release(now, plan.Reservation)    // the request has ended, successfully
-// or not
+//	plan, err := r.Pick(now, &routing.Query{ID: "r1", PromptTokens: 4000}, overlaps, nil)
+//	r.FirstToken(now, plan.Reservation) // the answer has begun
+//	r.Release(now, plan.Reservation)    // the request has ended, successfully or not
 //
 // Pick chooses and books in one step, so that requests of a burst see each other. A Policy is a set of stages
 // (eligible, suspect, sticky, cap, ttft, warm_up, first_turn, gate, cost, pick), most of which are optional. A preset

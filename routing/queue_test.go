@@ -152,7 +152,7 @@ func TestQueue(t *testing.T) {
 			default:
 				w := Waiter{ID: uint64(i + 1), Lane: drawLane(), Priority: rapid.IntRange(-2, 1).Draw(t, "priority"), Since: time.Duration(i) * time.Millisecond,
 					Tenant: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "tenant"), Cost: int64(rapid.IntRange(0, 20).Draw(t, "cost")),
-					Bytes: int64(rapid.IntRange(0, 20).Draw(t, "size"))}
+					Bytes: int64(rapid.IntRange(0, 20).Draw(t, "size")), Tokens: int64(rapid.IntRange(0, 50).Draw(t, "tokens"))}
 				w.Weight = n.weights[w.Tenant]
 				wantShed, wantOK := n.push(w)
 				shed, ok := q.Push(w)
@@ -212,12 +212,22 @@ func TestQueue(t *testing.T) {
 			if q.Len() != requests || q.bytes != bytes {
 				t.Fatalf("got %d waiters of %d bytes, want %d of %d", q.Len(), q.bytes, requests, bytes)
 			}
+			var tokens int64
+			held := make([]int64, 4)
+			for _, w := range n.list {
+				if tokens += w.Tokens; w.Lane.Slot != NoSlot {
+					held[w.Lane.Slot] += w.Tokens
+				}
+			}
+			if got := append(slices.Clone(q.held), held[len(q.held):]...); q.Tokens() != tokens || !slices.Equal(got[1:], held[1:]) {
+				t.Fatalf("got %d tokens, %v held for targets, want %d, %v", q.Tokens(), got, tokens, held)
+			}
 		}
 		for _, w := range slices.Clone(n.list) {
 			q.Remove(w.ID)
 		}
-		if q.Len()+len(q.lanes)+len(q.bands) != 0 || q.bytes != 0 {
-			t.Fatalf("got %d waiters, %d lanes, %d bands, %d bytes at the end, want none", q.Len(), len(q.lanes), len(q.bands), q.bytes)
+		if q.Len()+len(q.lanes)+len(q.bands) != 0 || q.bytes != 0 || q.Tokens() != 0 {
+			t.Fatalf("got %d waiters, %d lanes, %d bands, %d bytes, %d tokens at the end, want none", q.Len(), len(q.lanes), len(q.bands), q.bytes, q.Tokens())
 		}
 	})
 }

@@ -276,6 +276,34 @@ func TestImports(t *testing.T) {
 	}
 }
 
+// TestRoutingIsPure: the core has no clock, I/O, goroutine or global randomness, so that the same state and the same
+// request give the same decision.
+func TestRoutingIsPure(t *testing.T) {
+	pure := strings.Fields("bytes cmp container/heap crypto/sha256 encoding/binary encoding/json errors fmt maps math slices sort strconv strings text/tabwriter time")
+	clock := strings.Fields("After AfterFunc NewTicker NewTimer Now Since Sleep Tick Until")
+	for _, f := range goFiles(t) {
+		if f.pkg != "routing" || f.test {
+			continue
+		}
+		for _, imp := range f.syntax.Imports {
+			if path, _ := strconv.Unquote(imp.Path.Value); !slices.Contains(pure, path) && !strings.HasPrefix(path, module) {
+				t.Errorf("%s imports %s: routing gets what it needs from its caller", f.name, path)
+			}
+		}
+		ast.Inspect(f.syntax, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				t.Errorf("%s starts a goroutine", f.name)
+			case *ast.SelectorExpr:
+				if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains(clock, n.Sel.Name) {
+					t.Errorf("%s uses time.%s: the caller passes the time", f.name, n.Sel.Name)
+				}
+			}
+			return true
+		})
+	}
+}
+
 func TestRules(t *testing.T) {
 	for _, c := range []struct{ pkg, want string }{
 		{"routing", "routing"},
