@@ -273,7 +273,7 @@ func (o *other) hold(n int64, over bool) {
 	o.weight = n
 }
 
-// RecvMsg implements grpc.ServerStream. It is called once the previous message has been handled.
+// RecvMsg implements grpc.ServerStream. The previous message is handled when it is called, or when the handler returns.
 func (o *other) RecvMsg(m any) error {
 	o.hold(0, false)
 	var prefix [5]byte

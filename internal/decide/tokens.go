@@ -14,8 +14,8 @@ import (
 
 // tokens holds a prompt's token ids, as far as they are known.
 type tokens struct {
-	// ids are valid as long as the scratch memory. They are nil if unknown, and while the request waits unless they
-	// will be forwarded. n is their number.
+	// ids are valid as long as the scratch memory. They are nil if unknown, and once the request has waited unless
+	// they will be forwarded. n is their number.
 	ids []uint32
 	n   int
 	// partial reports that ids cover only the beginning of the prompt.

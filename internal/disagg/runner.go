@@ -68,7 +68,7 @@ type Call struct {
 	Edits []body.Edit
 	// Within limits the duration of the whole attempt.
 	Within time.Duration
-	// Sent is called immediately before a leg is sent.
+	// Sent is called immediately before a leg is sent, so not for a protocol without one.
 	Sent func()
 	// Ended is called when a concurrent leg has ended, with its usage, nil if it failed. Late is called after Ended if
 	// the leg failed after Run had returned. Both are called from another goroutine.

@@ -16,7 +16,7 @@ type Counters struct {
 	Picks, Prompt, ByEvents, Speculative prometheus.Counter
 	// Batches counts the event batches received from the target.
 	Batches atomic.Uint64
-	// Broken reports that the engine broke off the target's latest answer.
+	// Broken reports that the engine broke off the answer that ended last on the target.
 	Broken atomic.Bool
 }
 

@@ -196,7 +196,7 @@ func (c *anthropicChat) message(v jinja.Value) error {
 }
 
 // thoughtsAs has the field of thoughts and what stands between them, by anthropicChat.encoded.
-var thoughtsAs = map[bool][2]string{true: {"reasoning_content", "\n"}, false: {"reasoning", ""}}
+var thoughtsAs = map[bool]struct{ field, between string }{true: {"reasoning_content", "\n"}, false: {"reasoning", ""}}
 
 // content adds the message of a list of content blocks. Tool results become separate messages.
 func (c *anthropicChat) content(role string, blocks []jinja.Value) error {
@@ -246,7 +246,7 @@ func (c *anthropicChat) content(role string, blocks []jinja.Value) error {
 	msg := dict(kv{"role", jinja.String(role)})
 	if thoughts != nil {
 		as := thoughtsAs[c.encoded]
-		msg.Set(as[0], join(thoughts, as[1]))
+		msg.Set(as.field, join(thoughts, as.between))
 	}
 	if calls != nil {
 		msg.Set("tool_calls", jinja.List(calls))

@@ -29,7 +29,7 @@ type Remote struct {
 }
 
 // breakerFailures is the number of consecutive calls without an answer that open the breaker, breakerPause the time
-// until the next trial call. maxCalls bounds concurrent calls: each may hold a few times maxAnswer.
+// until the next trial call. maxCalls bounds the concurrent calls of one Remote: each may hold a few times maxAnswer.
 const (
 	breakerFailures = 5
 	breakerPause    = 10 * time.Second
