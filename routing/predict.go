@@ -14,10 +14,11 @@ import (
 // c*context. mates is the extra time if each step lasts as long as that of the worker's busiest rank. The time per
 // output token is
 //
-//	(base + a*requests + b*context) / (1 - the share of time that prefill takes)
+//	base + a*requests + b*context + c*share
 //
-// The coefficients belong to a model, in seconds, and are learned from first tokens and ends;
-// each target has a factor for its speed. All state is bounded, and no decision allocates.
+// where share is the part of the last seconds that prefill took. What prompts that come while a request is decoded add
+// to its time is learned as part of these. The coefficients belong to a model, in seconds, and are learned from first
+// tokens and ends; each target has a factor for its speed. All state is bounded, and no decision allocates.
 const (
 	features = 6
 	// mates is the index of that term.
@@ -35,7 +36,7 @@ const (
 	// after it. What these add is learned from all samples.
 	delayed = 1.0 / 64
 	// shareOver is the time in seconds over which the share of prefill is averaged.
-	shareOver = 30
+	shareOver = 10
 )
 
 // terms are the features of a request, scaled so that usual ones are near 1.
@@ -256,8 +257,8 @@ func (t *target) perToken(now time.Duration, prompt int64) float64 {
 	if f.Seen < learnedFrom {
 		return 0
 	}
-	x := terms{1, float64(t.load.Active+1) / 64, float64(t.load.KV+prompt) / (1 << 20)}
-	return p.TokenFactor * f.at(&x) / (1 - min(p.share(now), 0.95))
+	x := t.decoding(now, 1, prompt)
+	return p.TokenFactor * f.at(&x)
 }
 
 // share is the part of time that prefill takes.
@@ -363,12 +364,13 @@ func (r *Router) learnFirst(now time.Duration, res *reservation) {
 		}
 	}
 	if t := r.targetOf(res.Decode, res.decodeGen); t != nil && w.learns {
-		*w = forecast{since: now, x: t.decoding(), mark: t.progress.Booked, learns: true}
+		*w = forecast{since: now, x: t.decoding(now, 0, 0), learns: true}
 	}
 }
 
-func (t *target) decoding() terms {
-	return terms{1, float64(t.load.Active) / 64, float64(t.load.KV) / (1 << 20)}
+// decoding returns the terms of the time per output token with more requests, of that many prompt tokens.
+func (t *target) decoding(now time.Duration, more, prompt int64) terms {
+	return terms{1, float64(t.load.Active+more) / 64, float64(t.load.KV+prompt) / (1 << 20), t.progress.share(now)}
 }
 
 // Generated records the number of output tokens of an answer that has ended. Call it before Release.
@@ -384,14 +386,9 @@ func (r *Router) Generated(now time.Duration, id ReservationID, tokens int64) {
 	if t == nil || took <= 0 {
 		return
 	}
-	f, p, x := &t.paces.PerToken, &t.progress, t.decoding()
-	for i := range x {
-		x[i] = (x[i] + w.x[i]) / 2
-	}
-	// The prefill booked meanwhile was computed between these tokens; its time is not decode time.
-	y := max(took-(p.Booked-w.mark), took/20) / float64(tokens-1)
-	predicted := p.TokenFactor * f.at(&x)
-	f.learn(&x, y/p.TokenFactor, y, 1)
+	f, p, y := &t.paces.PerToken, &t.progress, took/float64(tokens-1)
+	predicted := p.TokenFactor * f.at(&w.x)
+	f.learn(&w.x, y/p.TokenFactor, y, 1)
 	if f.Seen > learnedFrom {
 		adapt(&p.TokenFactor, predicted, y)
 	}

@@ -72,7 +72,7 @@ func TestReplicasWithoutDelayAreOne(t *testing.T) {
 		}
 		runs := report.Rows[0].Runs
 		for i := range runs {
-			runs[i].TTFTError50, runs[i].TTFTError90, runs[i].ITLError50 = 0, 0, 0 // each replica predicts by its own requests
+			runs[i].TTFTError50, runs[i].TTFTError90, runs[i].ITLError50, runs[i].ITLError90 = 0, 0, 0, 0 // each replica predicts by its own requests
 		}
 		return runs
 	}

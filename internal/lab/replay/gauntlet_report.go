@@ -51,7 +51,7 @@ func (o *Outcomes) tables() []table {
 	out := []table{all}
 	for _, c := range o.Cells {
 		t := table{title: fmt.Sprintf("%s (%d ranks)", c.Workload, c.Ranks),
-			head: []string{"rule", "TTFT p50", "p90", "±", "p99", "ITL p50 ms", "tokens/s", "goodput/s", "hit of ceiling %", "error p90 %", "Jain"}}
+			head: []string{"rule", "TTFT p50", "p90", "±", "p99", "ITL p50 ms", "tokens/s", "goodput/s", "hit of ceiling %", "error p90 %", "ITL error p90 %", "Jain"}}
 		for i := range c.Rows {
 			m, jain := &c.Rows[i].Mean, "-"
 			if m.Jain > 0 {
@@ -65,7 +65,7 @@ func (o *Outcomes) tables() []table {
 			for _, v := range []float64{m.TTFT50, m.TTFT90, c.Rows[i].Deviation.TTFT90, m.TTFT99} {
 				row = append(row, fmt.Sprintf("%.2f", v))
 			}
-			t.rows = append(t.rows, append(row, fmt.Sprintf("%.1f", 1000*m.ITL50), fmt.Sprintf("%.0f", m.Throughput), fmt.Sprintf("%.2f", m.Goodput), fmt.Sprintf("%.1f", hit), fmt.Sprintf("%.0f", 100*m.TTFTError90), jain))
+			t.rows = append(t.rows, append(row, fmt.Sprintf("%.1f", 1000*m.ITL50), fmt.Sprintf("%.0f", m.Throughput), fmt.Sprintf("%.2f", m.Goodput), fmt.Sprintf("%.1f", hit), fmt.Sprintf("%.0f", 100*m.TTFTError90), fmt.Sprintf("%.0f", 100*m.ITLError90), jain))
 		}
 		out = append(out, t)
 	}
