@@ -264,26 +264,30 @@ func TestHeldOut(t *testing.T) {
 }
 
 // Agents whose contexts are twice the memory: admitted whole they do not evict each other's, and
-// where the memory is ample nothing changes.
+// where contexts fill half of it they lose at most 1 % of the default's figures, on every seed.
 func TestProgramsAdmittedWhole(t *testing.T) {
 	f := &families[1]
 	fleet := Fleet{Workers: 3, Ranks: 1, Engine: Dense70B(400_000)}
 	d := f.demand(&fleet.Engine)
-	run := func(sessions float64, policies ...string) []Row {
+	run := func(sessions float64, seeds ...uint64) []Row {
 		t.Helper()
-		report, err := Run(Options{Workload: f.workload(&fleet, d, sessions*d.work/3/d.lasts), Fleet: fleet, Seeds: []uint64{1}, Policies: policies})
+		report, err := Run(Options{Workload: f.workload(&fleet, d, sessions*d.work/3/d.lasts), Fleet: fleet, Seeds: seeds, Policies: []string{"kv-aware", "kv-aware-programs"}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return report.Rows
 	}
-	rows := run(32, "kv-aware", "kv-aware-programs")
+	rows := run(32, 1)
 	plain, whole := rows[0].Mean, rows[1].Mean
 	if whole.Throughput < 1.5*plain.Throughput || whole.TTFT50 > plain.TTFT50/5 || whole.Jain < 0.95 {
 		t.Errorf("got %.0f tokens/s, p50 %.2f s, Jain %.2f, want 1.5 times %.0f, a fifth of %.2f, 0.95", whole.Throughput, whole.TTFT50, whole.Jain, plain.Throughput, plain.TTFT50)
 	}
-	rows = run(6, "kv-aware-flow", "kv-aware-programs")
-	if ample, same := rows[0].Mean, rows[1].Mean; same.Throughput < 0.99*ample.Throughput || same.TTFT90 > 1.01*ample.TTFT90 {
-		t.Errorf("with ample memory: got %.0f tokens/s and p90 %.2f s, want at most 1 %% worse than %.0f and %.2f", same.Throughput, same.TTFT90, ample.Throughput, ample.TTFT90)
+	seeds := []uint64{1, 2, 3, 101, 102, 103}
+	rows = run(6, seeds...)
+	for i := range seeds {
+		if ample, same := rows[0].Runs[i], rows[1].Runs[i]; same.Throughput < 0.99*ample.Throughput || same.TTFT90 > 1.01*ample.TTFT90 {
+			t.Errorf("with ample memory, seed %d: got %.0f tokens/s and p90 %.2f s, want at most 1 %% worse than %.0f and %.2f",
+				seeds[i], same.Throughput, same.TTFT90, ample.Throughput, ample.TTFT90)
+		}
 	}
 }
