@@ -58,26 +58,60 @@ func TestTiesDependOnTheSeed(t *testing.T) {
 	}
 }
 
-// Ids that meet in the table of conversations under one seed are spread under another.
+// probes is how many places a search for a key looks at.
+func (c *conversations) probes(k Key) int {
+	n := 1
+	for at := c.byKey.first(uint32(k.Hi)); c.byKey.places[at].entry != none; at = c.byKey.next(at) {
+		if c.entries[c.byKey.places[at].entry].key == k {
+			return n
+		}
+		n++
+	}
+	return n
+}
+
+// Ids that meet in the table of conversations under one seed are spread under another: searches look at few places.
 func TestChosenConversationIDsDoNotMeet(t *testing.T) {
 	const places, chosen = 1 << 10, 200
-	known, secret := &Config{HashSeed: 1}, &Config{HashSeed: 2}
-	met := map[uint32]int{}
-	most := 0
-	for i, found := 0, 0; found < chosen; i++ {
-		id := fmt.Sprint("c", i)
-		if uint32(known.keyOf(id).Hi)%places != 7 {
-			continue
+	var ids []string
+	for i := 0; len(ids) < chosen; i++ {
+		if id := fmt.Sprint("c", i); uint32((&Config{HashSeed: 1}).keyOf(id).Hi)%places == 7 {
+			ids = append(ids, id)
 		}
-		found++
-		at := uint32(secret.keyOf(id).Hi) % places
-		met[at]++
-		most = max(most, met[at])
 	}
-	if most > 8 {
-		t.Errorf("got %d of %d chosen ids in one place of %d", most, chosen, places)
+	probes := func(seed uint64) (most int) {
+		c := DefaultConfig()
+		c.HashSeed = seed
+		r, err := New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var keys []Key
+		for _, id := range ids {
+			keys = append(keys, r.config.keyOf(id))
+			r.conversations[0].put(keys[len(keys)-1], NoSlot)
+		}
+		if got := r.conversations[0].size(); got != chosen || len(r.conversations[0].byKey.places) > places {
+			t.Fatalf("got %d conversations in %d places, want %d in at most %d", got, len(r.conversations[0].byKey.places), chosen, places)
+		}
+		for _, k := range keys {
+			if r.conversations[0].find(k) == none {
+				t.Fatalf("got no conversation for %v", k)
+			}
+			most = max(most, r.conversations[0].probes(k))
+		}
+		return most
 	}
-	if k := known.keyOf("a"); k == secret.keyOf("a") || k != known.keyOf("a") || k == (Key{}) || known.keyOf("") != (Key{}) {
+	if got := probes(1); got < chosen {
+		t.Errorf("with the seed that the ids are chosen for: got %d places for the longest search, want %d", got, chosen)
+	}
+	for seed := range uint64(8) {
+		if got := probes(seed + 2); got > chosen/4 {
+			t.Errorf("seed %d: got %d places for the longest search among %d chosen ids, want at most %d", seed+2, got, chosen, chosen/4)
+		}
+	}
+	one, other := &Config{HashSeed: 1}, &Config{HashSeed: 2}
+	if k := one.keyOf("a"); k == other.keyOf("a") || k != one.keyOf("a") || k == (Key{}) || one.keyOf("") != (Key{}) {
 		t.Errorf("got key %v, want one that depends on id and seed", k)
 	}
 }
