@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -807,6 +808,92 @@ func TestCostOfDecisions(t *testing.T) {
 		if routed < made/2 {
 			t.Errorf("%s: got %d of %d requests routed, want most", engine, routed, made)
 		}
+	}
+}
+
+// TestCostOfLargeBodies compares bodies of 16 MiB, half of limits.max_body by default, with those of 4 MiB: what is linear while
+// it fits into buffers and caches need not be beyond them. It takes one shape of each kind, for a few seconds of a processor.
+func TestCostOfLargeBodies(t *testing.T) {
+	prepared(t)
+	debug.SetMemoryLimit(4 << 30)
+	const quarter = 4 << 20
+	if limit := config.Default().Limits.MaxBody; limit != 8*quarter {
+		t.Fatalf("got a limit of %d bytes, want twice as many as the larger bodies have", limit)
+	}
+	check := func(name string, pass func(n int) func()) {
+		t.Run(name, func(t *testing.T) {
+			defer runtime.GC()
+			if some, all, grown := growth(t, pass, quarter); grown {
+				t.Errorf("got %v and %v of a processor for 4 and 16 MiB, want a factor below %d", some, all, maxGrowth)
+			}
+		})
+	}
+	edits := []body.Edit{body.Delete("data_parallel_rank"), body.Set([]byte("3"), "routed_dp_rank"), body.Set([]byte("1"), "kv_transfer_params", "remote_host")}
+	nixl, err := disagg.New("nixl", disagg.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make([]byte, 0, 5*quarter)
+	for _, name := range []string{"an equal key", "distinct keys", "a long escaped key", "long keys", "a long text", "a long number", "escapes", "deep nesting"} {
+		check("body/"+name, func(n int) func() {
+			b := []byte(`{"prompt":"x",` + members[name](n) + `}`)
+			x := &disagg.Exchange{Path: "/v1/completions", ID: "i", Prefill: disagg.Side{Worker: "p", Address: "10.0.0.1:80"}, Decode: disagg.Side{Worker: "d"}}
+			var r body.Request
+			return func() {
+				if err := r.Parse(body.Completions, b); err != nil {
+					t.Fatal(err)
+				}
+				readFields(&r)
+				_, _ = body.Apply(out, b, edits...)
+				x.Request = &r
+				leg, err := nixl.Prefill(t.Context(), x)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := leg.Body(t.Context(), &r); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+	usage := disagg.Usage{Prompt: 9, Cached: 3}
+	for _, name := range []string{"usage with much", "choices", "text", "long keys", "lines", "usage without end"} {
+		check("usage/"+name, func(n int) func() {
+			b := []byte(answers[name](n))
+			return func() {
+				s, e := body.NewUsageScanner(false), body.NewUsageEditor(false, usage.Edit)
+				for rest := b; len(rest) > 0; {
+					part := rest[:min(16<<10, len(rest))]
+					rest = rest[len(part):]
+					_, _ = s.Write(part)
+					e.Edit(part, len(rest) == 0)
+				}
+			}
+		})
+	}
+	m := qwen3(t)
+	for _, name := range []string{"messages", "tools", "equal keys", "escapes", "deep"} {
+		check("prompt/"+name, func(n int) func() {
+			r, err := body.Parse(body.Chat, []byte(`{"model":"m",`+requests[body.Chat][name](n)+`}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func() { _, _ = m.Prompt(r, shape.VLLM) } // a refusal has a cost too
+		})
+	}
+	all, err := tokenizers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"words", "one mark"} {
+		check("tokens/"+name, func(n int) func() {
+			s, ids := texts[name](n), make([]uint32, 0, n+1)
+			return func() {
+				if _, err := all["qwen3"].Encode(ids, s, true); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
 	}
 }
 
