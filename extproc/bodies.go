@@ -1,7 +1,9 @@
 package extproc
 
 import (
+	"container/list"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/mem"
 )
@@ -27,25 +29,73 @@ type bodies struct {
 	maxCount int   // 0: no bound
 	bytes    int64
 	count    int
+	arriving list.List     // of *arrival: the bodies that are not whole, the oldest first
+	patience time.Duration // a body that has been arriving for longer is dropped when there is no room for another one
 }
 
-// grow changes the memory of one stream's body from *held to n bytes, 0 meaning no body. It reports whether the total
-// of all streams is within the limits; if not, nothing changes. A body is always accepted while no other one is held.
-func (b *bodies) grow(held *int64, n int64) bool {
+// arrival is a body that is not whole.
+type arrival struct {
+	held  *int64
+	since time.Time
+	drop  func()        // answers its request
+	place *list.Element // nil: dropped, or whole
+}
+
+// grow adds bytes to *held, the memory of one stream's body, 0 meaning no body. It reports whether the total of all
+// streams is within the limits; if not, it does not change. Bodies that arrive slowly are dropped first: otherwise one
+// client could take all places with a byte each. A body is always accepted while no other one is held.
+func (b *bodies) grow(held *int64, more int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	more, first := n-*held, *held == 0 && n > 0
-	if more > 0 && b.bytes > *held && b.maxBytes > 0 && b.bytes+more > b.maxBytes {
-		return false
+	for b.bytes > *held && b.maxBytes > 0 && b.bytes+more > b.maxBytes || *held == 0 && b.maxCount > 0 && b.count >= b.maxCount {
+		oldest := b.arriving.Front()
+		if oldest == nil {
+			return false
+		}
+		a := oldest.Value.(*arrival)
+		if a.held == held || time.Since(a.since) < b.patience {
+			return false
+		}
+		b.remove(a)
+		b.set(a.held, 0)
+		go a.drop() // it may wait for its client
 	}
-	if first && b.maxCount > 0 && b.count >= b.maxCount {
-		return false
-	}
-	b.set(held, n)
+	b.set(held, *held+more)
 	return true
 }
 
-// replace is grow without limits, for memory that is already allocated.
+// shrink takes away bytes that grow added, unless the body was dropped.
+func (b *bodies) shrink(held *int64, less int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.set(held, max(0, *held-less))
+}
+
+// arrive enters a body that is not whole.
+func (b *bodies) arrive(a *arrival) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a.since = time.Now()
+	a.place = b.arriving.PushBack(a)
+}
+
+// whole removes a body that arrived, or whose stream has ended. It reports whether the body was not dropped.
+func (b *bodies) whole(a *arrival) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	kept := a.place != nil
+	b.remove(a)
+	return kept
+}
+
+func (b *bodies) remove(a *arrival) {
+	if a.place != nil {
+		b.arriving.Remove(a.place)
+		a.place = nil
+	}
+}
+
+// replace sets *held without limits, for memory that is already allocated.
 func (b *bodies) replace(held *int64, n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

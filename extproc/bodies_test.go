@@ -533,6 +533,93 @@ func TestTheNumberOfHeldBodiesIsBounded(t *testing.T) {
 	}
 }
 
+// answered reads the answer to a stream that was refused.
+func answered(t *testing.T, st epv3.ExternalProcessor_ProcessClient) int {
+	t.Helper()
+	for {
+		r, err := st.Recv()
+		if err != nil {
+			t.Fatalf("got %v, want an answer", err)
+		}
+		if i := r.GetImmediateResponse(); i != nil {
+			return int(i.GetStatus().GetCode())
+		}
+	}
+}
+
+// A client that opens bodies and never ends them must not keep others out: they give way, the oldest first, whether
+// places are short or bytes. Bodies that are whole and wait for their decision do not.
+func TestSlowBodiesGiveWay(t *testing.T) {
+	for name, o := range map[string]Options{"places": {MaxBodies: 4}, "bytes": {MaxBodyBytes: 4 * heldBytes(mem.BufferSlice{mem.SliceBuffer(make([]byte, 100))})}} {
+		t.Run(name, func(t *testing.T) {
+			decide, ready := make(chan struct{}), make(chan struct{})
+			h := &recorder{decide: func(ctx context.Context, r *Request) Decision {
+				if bytes.HasPrefix(r.Body, []byte("wait")) {
+					close(ready)
+					<-decide
+				}
+				return Decision{Endpoint: "10.0.0.1:8000"}
+			}}
+			b := newBed(t, o, h)
+			open := func(body string, last bool) epv3.ExternalProcessor_ProcessClient {
+				st, err := b.client.Process(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				m := bodyMessage(false, []byte(body+strings.Repeat(" ", 100-len(body))), last)
+				m.ProtocolConfig = &epv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED}
+				if err := st.Send(m); err != nil {
+					t.Fatal(err)
+				}
+				return st
+			}
+			whole := open("wait", true)
+			<-ready
+			var slow []epv3.ExternalProcessor_ProcessClient
+			for i := range 3 {
+				slow = append(slow, open("{", false))
+				waitFor(t, func() bool { n, _ := b.srv.InFlight(); return n == 2+i })
+			}
+			if got := answered(t, open("{}", true)); got != 503 {
+				t.Errorf("bodies that have just begun: got status %d for another one, want 503", got)
+			}
+			b.srv.bodies.mu.Lock()
+			b.srv.bodies.patience = 0
+			b.srv.bodies.mu.Unlock()
+			for i := range 2 {
+				if r, err := open("{}", true).Recv(); err != nil || r.GetRequestHeaders() == nil && r.GetRequestBody() == nil {
+					t.Errorf("request %d beside slow bodies: got %v and %v, want a decision", i, r, err)
+				}
+			}
+			// The oldest one was dropped for the first request, which had left its place when the second one came.
+			if got := answered(t, slow[0]); got != 503 {
+				t.Errorf("the oldest slow body: got status %d, want 503", got)
+			}
+			waitFor(t, func() bool { n, _ := b.srv.InFlight(); return n == 3 })
+			if err := slow[1].Send(bodyMessage(false, []byte("}"), true)); err != nil {
+				t.Fatal(err)
+			}
+			if r, err := slow[1].Recv(); err != nil || r.GetImmediateResponse() != nil {
+				t.Errorf("a slow body that kept its place: got %v and %v, want a decision", r, err)
+			}
+			close(decide)
+			if r, err := whole.Recv(); err != nil || r.GetImmediateResponse() != nil {
+				t.Errorf("the body that waited for its decision: got %v and %v, want the decision", r, err)
+			}
+			// What remains is dropped again and again while bodies arrive: nothing is counted twice.
+			for range 20 {
+				open("{", false)
+			}
+			waitFor(t, func() bool { n, _ := b.srv.InFlight(); return n == 4 })
+			for range 20 {
+				if r, err := open("{}", true).Recv(); err != nil || r.GetImmediateResponse() != nil {
+					t.Errorf("beside many slow bodies: got %v and %v, want a decision", r, err)
+				}
+			}
+		})
+	}
+}
+
 func TestALargeBodyAloneIsTaken(t *testing.T) {
 	b := newBed(t, Options{MaxBodyBytes: 1000}, &recorder{})
 	if _, status := hog(t, b, 5000, 100); status != 0 {

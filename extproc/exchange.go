@@ -31,6 +31,7 @@ var errHandlerCancelled = errors.New("request given up while it was decided")
 // exchange is the state machine of one stream: handle consumes a message and sends the answers
 // that the mode requires. It is used by one goroutine at a time.
 type exchange struct {
+	mu   sync.Mutex // held while a message is handled
 	ctx  context.Context
 	srv  *Server
 	send func(*answer) error
@@ -57,6 +58,7 @@ type exchange struct {
 	body     mem.BufferSlice
 	bodySize int
 	held     int64   // memory of body, as Server.bodies counts it
+	arrival  arrival // its drop is nil if the body was whole at once
 	frames   []frame // GRPC mode: the messages that body consists of
 	owed     int     // STREAMED held: messages that wait for an answer
 
@@ -94,6 +96,22 @@ func (x *exchange) mode() Mode {
 		return ModeObserve
 	}
 	return x.request
+}
+
+// next handles a message, or the error in its place. It reports whether the request waits for more of them.
+func (x *exchange) next(err error, m *message) (open bool, _ error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	switch {
+	case x.over: // its body was dropped meanwhile
+		m.free()
+		return false, nil
+	case err == nil:
+		err = x.handle(m)
+	default:
+		err = x.refuse(err)
+	}
+	return x.phase == phaseOpen && !x.over && err == nil, err
 }
 
 // handle answers one message. The exchange takes ownership of the message's body.
@@ -265,7 +283,7 @@ func (x *exchange) requestBody(m *message) error {
 		return x.decide(KindRequestBody, false)
 	}
 	refs, n := m.take()
-	if !x.srv.bodies.grow(&x.held, x.held+heldBytes(refs)) {
+	if !x.srv.bodies.grow(&x.held, heldBytes(refs)) {
 		refs.Free()
 		return x.refuse(errNoRoom)
 	}
@@ -300,7 +318,20 @@ func (x *exchange) requestBody(m *message) error {
 			return x.decide(KindRequestHeaders, true)
 		}
 	}
+	if x.arrival.drop == nil {
+		x.arrival.held, x.arrival.drop = &x.held, x.makeRoom
+		x.srv.bodies.arrive(&x.arrival)
+	}
 	return nil
+}
+
+// makeRoom answers a request whose body was dropped for others.
+func (x *exchange) makeRoom() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.phase == phaseOpen && !x.closed {
+		_ = x.refuse(errNoRoom) // the stream is broken otherwise
+	}
 }
 
 // passBody answers body messages that arrive after the decision.
@@ -383,12 +414,18 @@ func (x *exchange) unfollowed() {
 func (x *exchange) dropBody() {
 	x.body.Free()
 	x.body, x.bodySize, x.frames = nil, 0, nil
+	if x.arrival.drop != nil {
+		x.srv.bodies.whole(&x.arrival)
+	}
 	x.srv.bodies.replace(&x.held, 0)
 }
 
 // decide calls the handler and sends the decision as the answer to a message of kind k. editable
 // reports whether the whole body is held.
 func (x *exchange) decide(k Kind, editable bool) error {
+	if x.arrival.drop != nil && !x.srv.bodies.whole(&x.arrival) {
+		return x.refuse(errNoRoom)
+	}
 	x.req.Received = x.srv.opts.Now()
 	x.pending.kind, x.pending.editable, x.pending.received = k, editable, x.req.Received
 	if !x.view.seen {

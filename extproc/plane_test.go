@@ -196,6 +196,7 @@ func newBed(tb testing.TB, o Options, h Handler) *bed {
 		o.ControlHeaders = testControls
 	}
 	b.srv = NewServer(o, h)
+	b.srv.bodies.patience = time.Hour // a slow machine is not a slow client
 	b.grpc = grpc.NewServer(GRPCOptions(o)...)
 	b.srv.Register(b.grpc)
 	lis, err := Listen(context.Background(), "unix:"+b.socket, nil)

@@ -53,7 +53,7 @@ func NewServer(o Options, h Handler) *Server {
 		handler:  h,
 		controls: newControls(o.ControlHeaders),
 		tracker:  newTracker(o.LateTickets, o.Metrics.Failure),
-		bodies:   bodies{maxBytes: o.MaxBodyBytes, maxCount: o.MaxBodies},
+		bodies:   bodies{maxBytes: o.MaxBodyBytes, maxCount: o.MaxBodies, patience: 2 * time.Second},
 		health:   health.NewServer(),
 		drain:    make(chan struct{}),
 		change:   make(chan struct{}, 1),
@@ -114,23 +114,17 @@ func (s *Server) process(stream grpc.ServerStream) (err error) {
 		srv:  s,
 		send: func(a *answer) error { return stream.SendMsg(a) },
 	}
-	var mu sync.Mutex // held while a message is handled
 	defer func() {
-		mu.Lock()
-		defer mu.Unlock()
+		x.mu.Lock()
+		defer x.mu.Unlock()
 		x.close()
 		if status.Code(err) != codes.Internal { // anything but garbage ends the stream without an error
 			err = nil
 		}
 	}()
 	m := &message{first: true}
-	for x.phase == phaseOpen && !x.over {
-		if err = s.receive(stream, m, &x.held); err == nil {
-			err = x.handle(m)
-		} else {
-			err = x.refuse(err)
-		}
-		if err != nil {
+	for open := true; open; {
+		if open, err = x.next(s.receive(stream, m, &x.held), m); err != nil {
 			return err
 		}
 		for x.pending.Wait != nil {
@@ -147,7 +141,7 @@ func (s *Server) process(stream grpc.ServerStream) (err error) {
 		return nil
 	}
 	done := make(chan error, 1)
-	go func() { done <- s.follow(x, stream, m, &mu) }()
+	go func() { done <- s.follow(x, stream, m) }()
 	abort, drain := x.abort, s.drain
 	for leave := false; !leave; {
 		select {
@@ -155,33 +149,33 @@ func (s *Server) process(stream grpc.ServerStream) (err error) {
 			return err
 		case r := <-abort:
 			abort = nil
-			mu.Lock()
+			x.mu.Lock()
 			leave = x.giveUp(r)
-			mu.Unlock()
+			x.mu.Unlock()
 		case <-drain:
 			drain = nil
-			mu.Lock()
+			x.mu.Lock()
 			leave = x.mayLeave()
 			if leave {
 				x.close()
 			}
-			mu.Unlock()
+			x.mu.Unlock()
 		}
 	}
 	return nil
 }
 
 // follow handles messages until the stream ends or a drain leaves it.
-func (s *Server) follow(x *exchange, stream grpc.ServerStream, m *message, mu *sync.Mutex) error {
+func (s *Server) follow(x *exchange, stream grpc.ServerStream, m *message) error {
 	for held := int64(0); ; {
 		err := s.receive(stream, m, &held)
-		mu.Lock()
+		x.mu.Lock()
 		if err == nil && !x.closed {
 			err = x.handle(m)
 		}
 		m.free()
 		over := err != nil || x.over || x.closed
-		mu.Unlock()
+		x.mu.Unlock()
 		if over {
 			return err
 		}
@@ -219,17 +213,17 @@ func read(stream grpc.ServerStream, prefix []byte, most int64, room *bodies, hel
 	if err := in.ReadMessageHeader(prefix); err != nil {
 		return nil, err
 	}
-	n, before := int64(binary.BigEndian.Uint32(prefix[1:])), *held
+	n := int64(binary.BigEndian.Uint32(prefix[1:]))
 	switch {
 	case prefix[0] != 0: // flow control would count a thousandth of it
 		return nil, status.Error(codes.Internal, "compressed messages are not taken")
 	case n > most:
 		return nil, errTooLong
 	case n > streamWindow:
-		if !room.grow(held, before+n+n/4) {
+		if !room.grow(held, n+n/4) {
 			return nil, errNoRoom
 		}
-		defer room.replace(held, before)
+		defer room.shrink(held, n+n/4)
 	}
 	return in.Read(int(n))
 }
