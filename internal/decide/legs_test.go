@@ -395,6 +395,23 @@ func TestAnswersThatCannotBeDisaggregated(t *testing.T) {
 	end(&d, 200)
 }
 
+// Each prompt adds some forty bytes to both legs, so a batch of empty prompts would become many times as large as its body.
+func TestBatchesForSGLangAreBounded(t *testing.T) {
+	p := newPoolsOf(t, "sglang")
+	ask := func(n int) extproc.Decision {
+		return p.Decide(t.Context(), &extproc.Request{ID: "r", Method: "POST", Path: "/v1/completions",
+			Body: []byte(`{"prompt":[` + strings.Repeat(`"",`, n-1) + `"x"]}`)})
+	}
+	if d := ask(4097); d.Reject == nil || d.Reject.Status != http.StatusBadRequest || !strings.Contains(string(d.Reject.Body), "more than 4096 prompts") {
+		t.Errorf("4097 prompts: got %+v, want 400", d)
+	}
+	d := ask(4096)
+	if d.Reject != nil || p.legs[0].Load()+p.legs[1].Load() == 0 {
+		t.Errorf("4096 prompts: got %+v, want them split", d)
+	}
+	end(&d, 200)
+}
+
 // prefillFirst are connectors whose prefill leg comes first, with their engines' answers to
 // it.
 var prefillFirst = map[string]struct{ connector, answer string }{

@@ -27,10 +27,13 @@ func sglang() *Protocol {
 }
 
 // sglangRefuses: SGLang (0.5.23, tokenizer_manager) uses one room for all answers to a prompt, and for the request that
-// warms the cache for them.
+// warms the cache for them. What a leg adds for each prompt is many times longer than an empty prompt.
 func sglangRefuses(r *body.Request, _ []uint32) string {
-	if n, _ := prompts(r); r.Choices() > int64(n) {
+	switch n, _ := prompts(r); {
+	case r.Choices() > int64(n):
 		return "more than one answer to a prompt"
+	case n > 4096:
+		return "more than 4096 prompts"
 	}
 	return ""
 }
