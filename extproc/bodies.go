@@ -29,11 +29,11 @@ type bodies struct {
 	maxCount int   // 0: no bound
 	bytes    int64
 	count    int
-	arriving list.List     // of *arrival: the bodies that are not whole, the oldest first
-	patience time.Duration // a body that has been arriving for longer is dropped when there is no room for another one
+	arriving list.List     // of *arrival: unfinished bodies, the oldest first
+	patience time.Duration // how long a body may arrive before it is dropped for others; see grow
 }
 
-// arrival is a body that is not whole.
+// arrival is an unfinished body.
 type arrival struct {
 	held  *int64
 	since time.Time
@@ -71,7 +71,7 @@ func (b *bodies) shrink(held *int64, less int64) {
 	b.set(held, max(0, *held-less))
 }
 
-// arrive enters a body that is not whole.
+// arrive enters an unfinished body.
 func (b *bodies) arrive(a *arrival) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -79,7 +79,7 @@ type Envoy struct {
 // Limits bound requests.
 type Limits struct {
 	MaxBody         Bytes          `yaml:"max_body" jsonschema_description:"Largest request body; larger ones are answered 413."`
-	Bodies          BodiesInFlight `yaml:"bodies_in_flight" jsonschema_description:"Bounds of the request bodies in memory, from their first byte until the decision; requests beyond them are answered 503 with Retry-After."`
+	Bodies          BodiesInFlight `yaml:"bodies_in_flight" jsonschema_description:"Bounds of the request bodies in memory, from their first byte until the decision; requests beyond them are answered 503 with Retry-After. Bodies that have been arriving for more than 2 s then give up their place."`
 	MaxStreams      int            `yaml:"max_streams" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Concurrent ext_proc streams (requests with their responses) per connection; Envoy opens more connections. 0: no limit."`
 	DecisionTimeout Duration       `yaml:"decision_timeout" jsonschema_description:"How long a decision may wait for a processor and compute tokens; after that the request is routed by load (kvlane_degraded_total, reason deadline). 0s: no limit."`
 	UnknownModel    string         `yaml:"unknown_model" jsonschema:"enum=refuse,enum=route" jsonschema_description:"What to do with a request for a model that no worker lists, if all workers list theirs. refuse: 404, or 400 if it names no model and no model is served by all workers. route: any worker."`

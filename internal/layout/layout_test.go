@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83738
+	totalLimit = 83822
 	totalGoal  = 62000
 )
 
@@ -33,7 +33,8 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	{"heart", 22031, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	// 84 for unfinished bodies that give up their place: a client could take all of them (extproc/bodies.go).
+	{"heart", 22115, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28704, 22000, []string{"internal/tokens"}},
 	{"fleet", 4736, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},
