@@ -212,7 +212,7 @@ func (q *Queue) Each(f func(w *Waiter)) {
 	}
 }
 
-// Push adds a waiter. If that exceeds a bound, others make room: first those of negative priority below the new one's,
+// Push adds a waiter. If that exceeds a bound, others make room: first those of the lowest priority below the new one's,
 // lowest first; then the youngest of the tenant with the largest share of its band, as long as that exceeds the share
 // of the new one's tenant. If that is not enough, the new one is refused and the queue is unchanged.
 func (q *Queue) Push(w Waiter) (shed []Waiter, accepted bool) {
@@ -286,7 +286,7 @@ func (b Bounds) fits(requests int, bytes int64, w *Waiter) bool {
 func (q *Queue) victim(w *Waiter, full bool) *waiting {
 	lowest := w.Priority
 	for priority, b := range q.bands {
-		if full && b.requests > 0 && priority < min(lowest, 0) {
+		if full && b.requests > 0 && priority < lowest {
 			lowest = priority
 		}
 	}

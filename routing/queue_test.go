@@ -73,7 +73,7 @@ func (n *naiveQueue) push(w Waiter) (shed []uint64, ok bool) {
 		}
 		priority := w.Priority
 		for _, o := range n.list {
-			if full && o.Priority < min(priority, 0) {
+			if full && o.Priority < priority {
 				priority = o.Priority
 			}
 		}

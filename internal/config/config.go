@@ -296,7 +296,7 @@ type Routing struct {
 
 // Wait bounds the queue of requests for which no target has capacity.
 type Wait struct {
-	Requests int      `yaml:"max_requests" jsonschema:"minimum=0" jsonschema_description:"Maximum length of the queue; 0: no queue. A full queue sheds requests of negative priority for more important ones."`
+	Requests int      `yaml:"max_requests" jsonschema:"minimum=0" jsonschema_description:"Maximum length of the queue; 0: no queue. A full queue drops requests of the lowest priority for those of greater priority."`
 	Timeout  Duration `yaml:"timeout" jsonschema_description:"Longest wait; after that the request is answered 429. Must be shorter than envoy.message_timeout."`
 }
 

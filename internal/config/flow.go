@@ -21,7 +21,7 @@ const (
 
 // Flow is the queue for requests that would wait in engines.
 type Flow struct {
-	Requests    int                `yaml:"max_requests" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Maximum number of waiting requests; 0: no queue, requests wait in engines. A full queue makes room by dropping requests of negative priority, then of the tenant that takes the most of its band."`
+	Requests    int                `yaml:"max_requests" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Maximum number of waiting requests; 0: no queue, requests wait in engines. A full queue makes room by dropping requests of lower priority, then of the tenant that takes the most of its band."`
 	Bytes       Bytes              `yaml:"max_bytes" jsonschema_description:"Memory of the bodies of waiting requests, which count in limits.bodies_in_flight too. 0: no limit."`
 	Timeout     Duration           `yaml:"timeout" jsonschema_description:"Longest wait; after that the request is answered 429. Must be shorter than envoy.message_timeout."`
 	ZeroWorkers Duration           `yaml:"zero_workers" jsonschema_description:"Longest wait of requests that arrive while no worker can serve them, such as those of a pool that scales from zero; 0s: they are answered 503. Must be shorter than envoy.message_timeout."`

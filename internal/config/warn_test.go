@@ -71,7 +71,7 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 		"priorities with trust":        {plain + "routing: {objectives: {premium: 5}, trust_objectives: true}\n", "", ""},
 		"objectives with trust":        {"workers: {kubernetes: {pools: [p], objectives: [llm-d.ai]}}\nrouting: {trust_objectives: true}\n", "", ""},
 		"no such headers":              {plain + "explain: {header: false}\n", "", ""},
-		"tenants that fail open":       {plain + "tenants: {salt_header: x-tenant}\n", "", ":2:1: tenants: while Kvlane is down requests pass without a salt"},
+		"tenants that fail open":       {plain + "tenants: {salt_header: x-tenant}\n", "", ":2:1: tenants: while Kvlane is down or late requests pass without a salt"},
 		"tenants that fail closed":     {plain + "tenants: {salt_header: x-tenant}\nenvoy: {fail_closed: true}\n", "", ""},
 		"tenants by choice":            {plain + "tenants: {salt_header: x-tenant, required: false}\n", "", ""},
 		"a tenant's header":            {plain + "tenants: {salt_header: \"x tenant\"}\n", "tenants.salt_header: \"x tenant\" is not the name of a header", ""},

@@ -134,7 +134,7 @@ func TestAPanickingWaiterIsAlone(t *testing.T) {
 	b.idle()
 }
 
-func TestAFullQueueShedsWhatMayBeShed(t *testing.T) {
+func TestAFullQueueMakesRoomForGreaterPriority(t *testing.T) {
 	b := newBench(t, "routing: {trust_overrides: true, wait: {max_requests: 2, timeout: 1m}, "+oneAtATime+"}\n", worker("a", 0))
 	running, _ := b.ask("/v1/completions", completion(10, ""))
 	batch := b.send(1, priorityHeader, "-2")
@@ -145,13 +145,19 @@ func TestAFullQueueShedsWhatMayBeShed(t *testing.T) {
 		t.Fatalf("batch job: %+v", d)
 	}
 	b.untilWaiting(2)
-	// No request that may be shed is left: the next is refused immediately.
-	for _, priority := range []string{"0", "9", "-1"} {
+	// What is not of greater priority is refused immediately.
+	for _, priority := range []string{"0", "-1"} {
 		if d, _ := b.ask("/v1/completions", completion(10, ""), priorityHeader, priority); d.Reject == nil || d.Reject.Status != 429 {
 			t.Errorf("priority %s with a full queue: %+v", priority, d)
 		}
 	}
-	for _, a := range []*asked{first, second} {
+	// A full queue of ordinary requests keeps out no important one.
+	urgent := b.send(0, priorityHeader, "9")
+	if d := <-second.done; d.Reject == nil || d.Reject.Status != 429 {
+		t.Fatalf("the youngest of lower priority: %+v", d)
+	}
+	b.untilWaiting(2)
+	for _, a := range []*asked{urgent, first} {
 		running.Ticket.End(time.Now())
 		if running = <-a.done; running.Reject != nil {
 			t.Fatalf("%+v", running.Reject)
