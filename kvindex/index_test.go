@@ -356,6 +356,12 @@ func FuzzLoad(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(b.Bytes()[:b.Len()-8])
+	f.Add(b.Bytes()[:b.Len()/2])
+	b.Reset()
+	if err := mustIndex(f, Config{BlockSize: 4}).Dump(&b, func(Slot) []byte { return nil }); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b.Bytes()[:b.Len()-8])
 	f.Fuzz(func(t *testing.T, data []byte) {
 		y := mustIndex(t, Config{BlockSize: 4})
 		// a wrong checksum would hide parser errors: correct it

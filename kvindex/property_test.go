@@ -547,5 +547,7 @@ func TestBudgetNeverOverCredits(t *testing.T) {
 
 func FuzzHistory(f *testing.F) {
 	f.Add([]byte("a seed for random histories: store, remove, clear, drop"))
+	f.Add(bytes.Repeat([]byte{1, 0, 0, 0, 0, 0, 0, 0}, 64)) // the smallest choices
+	f.Add(bytes.Repeat([]byte{255, 3, 17, 128}, 512))
 	f.Fuzz(rapid.MakeFuzz(func(t *rapid.T) { history(t, []int{1, 4, 8}, 0) }))
 }

@@ -54,6 +54,7 @@ func TestUsageOfThePrefillLeg(t *testing.T) {
 func FuzzUsageEdit(f *testing.F) {
 	f.Add([]byte(`{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":1},"total_tokens":9}`), int64(5), int64(3))
 	f.Add([]byte(`{"input_tokens":7,"cache_read_input_tokens":1}`), int64(5), int64(3))
+	f.Add([]byte(`{"usage":1,"prompt_tokens":null,"prompt_tokens":"7","prompt_tokens_details":[],"input_tokens_details":{"cached_tokens":{}}}`), int64(-1), int64(1)<<50)
 	f.Fuzz(func(t *testing.T, usage []byte, whole, cached int64) {
 		if body.Valid(usage) != nil || len(usage) == 0 || usage[0] != '{' {
 			return

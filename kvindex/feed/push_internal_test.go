@@ -28,6 +28,7 @@ func FuzzPushed(f *testing.F) {
 	}
 	f.Add(byte(pushedEvents), seed)
 	f.Add(byte(pushedRaw), []byte{0x93, 0xca, 0, 0, 0, 0, 0x90, 0})
+	f.Add(byte(pushedEvents), seed[:len(seed)-1])
 	f.Fuzz(func(t *testing.T, kind byte, content []byte) {
 		if kind != pushedRaw {
 			kind = pushedEvents

@@ -114,6 +114,7 @@ func TestUsageEditorAnywhere(t *testing.T) {
 func FuzzUsageEditor(f *testing.F) {
 	f.Add([]byte(`{"usage":{"prompt_tokens":1}}`), false, 9)
 	f.Add([]byte("data: {\"usage\":{\"a\":1}}\n\n"), true, 20)
+	f.Add([]byte("event: a\r\ndata: {\"x\":\"\\\"usage\\\":{\",\"usage\":{\"a\":[{}]}}\r\n\r\ndata: [DONE]"), true, 31)
 	f.Fuzz(func(t *testing.T, text []byte, sse bool, cut int) {
 		keep := func(dst, usage []byte) []byte { return append(dst, usage...) }
 		if len(text) == 0 {

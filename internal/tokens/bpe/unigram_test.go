@@ -278,6 +278,7 @@ func TestUnigramTakesBoundedMemory(t *testing.T) {
 func FuzzCharsmap(f *testing.F) {
 	f.Add([]byte{8, 0, 0, 0, 0, 4, 0, 0, 'a', 1, 0, 0, 'x', 0}, "abc")
 	f.Add([]byte{4, 0, 0, 0, 255, 255, 255, 255}, "é̂\r\n")
+	f.Add([]byte{12, 0, 0, 0, 0, 4, 0, 0, 'e', 1, 0, 0, 1, 0, 0, 128, 'e', 0}, "e\u0301 e")
 	f.Fuzz(func(t *testing.T, raw []byte, text string) {
 		if m, err := newCharsmap(raw); err == nil && utf8.ValidString(text) {
 			m.normalize(&encoder{}, text)
