@@ -354,7 +354,7 @@ func TestWhatIsHeldOpenIsBounded(t *testing.T) {
 		}
 		return b.metric("go_memstats_heap_inuse_bytes") + b.metric("go_memstats_stack_inuse_bytes")
 	}
-	before := held()
+	before, residentBefore := held(), resident(t, b.kvlane.Process.Pid)
 	for name, open := range map[string]func() error{
 		"streams without a message":          func() error { return process() },
 		"headers without a body":             func() error { return process(headers) },
@@ -393,6 +393,13 @@ func TestWhatIsHeldOpenIsBounded(t *testing.T) {
 	})
 	grown := held() - before
 	t.Logf("grown by %.0f MiB, bound %d MiB; %d MiB of bodies sent", grown/(1<<20), most>>20, each*piece>>20)
+	// Resident memory has garbage, too: at most 15 percent of what is used (collectPercent in cmd/kvlane).
+	const mostResident = most + most*15/100
+	more := resident(t, b.kvlane.Process.Pid) - residentBefore
+	t.Logf("resident memory grown by %d MiB, bound %d MiB", more>>20, mostResident>>20)
+	if more > mostResident {
+		t.Errorf("got %d bytes of resident memory more, want at most %d", more, mostResident)
+	}
 	if bytes := b.metric("kvlane_bodies_in_flight_bytes"); grown > most || bytes > bodies || bytes == 0 {
 		t.Errorf("got %.0f bytes more and %.0f bytes of bodies, want at most %d and %d", grown, bytes, most, bodies)
 	}

@@ -518,8 +518,22 @@ func manyStreams(p *stage) {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		p.t.Fatal(err)
 	}
+	const wanted = 10_000
+	if need := uint64(2*wanted + 1000); limit.Max < need { // root and CAP_SYS_RESOURCE may raise the hard limit
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: need, Max: need}); err == nil {
+			limit.Max = need
+		}
+	}
 	p.pools = 16                                 // Envoy opens one for about 1,000 streams, and keeps it
-	streams := min(10_000, int(limit.Max)/2-500) // the engines' connections are in this process
+	streams := min(wanted, int(limit.Max)/2-500) // the engines' connections are in this process
+	short := ""
+	if streams < wanted {
+		short = fmt.Sprintf(" (no more with an RLIMIT_NOFILE of %d, which cannot be raised: %d need %d)", limit.Max, wanted, 2*wanted+1000)
+		p.t.Logf("only %d streams%s", streams, short)
+	}
+	if streams < wanted*9/10 {
+		p.t.Fatalf("got room for %d streams%s: raise the hard limit (ulimit -Hn)", streams, short)
+	}
 	held := enginesim.Faults{HoldAfterTokens: 1}
 	p.faults(held)
 	p.process.set(p.t, held)
@@ -550,7 +564,7 @@ func manyStreams(p *stage) {
 		})
 	}
 	p.until("all streams have begun", func() bool { return begun.Load() == int64(streams) || p.t.Failed() })
-	p.note = fmt.Sprintf("%d streams, Kvlane's memory meanwhile %d MiB", streams, resident(p.t, p.kvlane.Process.Pid)>>20)
+	p.note = fmt.Sprintf("%d streams%s, Kvlane's memory meanwhile %d MiB", streams, short, resident(p.t, p.kvlane.Process.Pid)>>20)
 	p.over()
 	p.faults(enginesim.Faults{})
 	p.process.set(p.t, enginesim.Faults{})
