@@ -98,7 +98,7 @@ static_resources:
           normalize_path: true                    # Kvlane and the engine are to read the same path
           merge_slashes: true
           path_with_escaped_slashes_action: UNESCAPE_AND_FORWARD   # then normalized; a redirect would make some clients drop the body
-          http2_protocol_options: {max_concurrent_streams: 256, initial_stream_window_size: 1048576, initial_connection_window_size: 4194304}
+          http2_protocol_options: {max_concurrent_streams: 256, initial_stream_window_size: 262144, initial_connection_window_size: 4194304}
           request_headers_timeout: 10s
           request_timeout: {{.RequestTimeout}}   # until the body is here and Kvlane has decided: slow uploads are answered 408
           stream_flush_timeout: 60s               # of a client that does not read the end of its answer
