@@ -181,15 +181,17 @@ func (o *office) decided(c *client, d extproc.Decision, at int, waited bool) {
 		return
 	}
 	o.sayf("%s is answered %d", c.id, d.Reject.Status)
+	// A full queue drops it for one of greater priority, which waits.
+	dropped := len(o.waiting) > 0 && o.waiting[0].priority > c.priority
 	switch status := d.Reject.Status; {
 	case status == 499 && c.gone, status == 503:
 	case status == 429 && !time.Now().Before(c.deadline):
 		o.reach("timed out")
-	case status == 429 && waited && c.priority < 0:
+	case status == 429 && waited && dropped:
 		o.reach("shed")
 	case status == 429 && !waited && len(o.waiting) >= o.room:
 		o.reach("queue full")
-	case status == 429 && c.priority < 0: // shed by what came at the same moment
+	case status == 429 && dropped: // by what came at the same moment
 	default:
 		failf("no waiter is lost", "%s is answered %d after %s of %s, %d wait", c.id, status, time.Since(c.deadline.Add(-o.patience)), o.patience, len(o.waiting))
 	}

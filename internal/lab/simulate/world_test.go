@@ -529,7 +529,7 @@ func (r *replica) wait(q *request) {
 	wantOK := len(r.waiting) < r.w.queueMax
 	var victim *waiter
 	if !wantOK && len(r.waiting) > 0 {
-		if victim = r.waiting[len(r.waiting)-1]; victim.Priority < 0 && victim.Priority < n.Priority {
+		if victim = r.waiting[len(r.waiting)-1]; victim.Priority < n.Priority {
 			wantOK = true
 		} else {
 			victim = nil
