@@ -118,7 +118,12 @@ func LoadScenario(name string) (*Scenario, error) {
 	return parseScenario(name, text)
 }
 
-func parseScenario(name string, text []byte) (*Scenario, error) {
+func parseScenario(name string, text []byte) (_ *Scenario, err error) {
+	defer func() {
+		if recover() != nil { // by the decoder, on an empty list with a tag
+			err = fmt.Errorf("scenario %s: a value cannot be read", name)
+		}
+	}()
 	s := &Scenario{Name: name}
 	if err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(s); err != nil {
 		return nil, fmt.Errorf("scenario %s: %w", name, err)
