@@ -58,7 +58,7 @@ type exchange struct {
 	body     mem.BufferSlice
 	bodySize int
 	held     int64   // memory of body, as Server.bodies counts it
-	arrival  arrival // its drop is nil while one message has been the whole body
+	arrival  arrival // its drop is nil unless the body comes in several messages
 	frames   []frame // GRPC mode: the messages that body consists of
 	owed     int     // STREAMED held: messages that wait for an answer
 

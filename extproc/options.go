@@ -24,8 +24,8 @@ type Options struct {
 	// BodyLimit is the largest body in bytes in the modes that make the server hold it; a larger
 	// one is answered with 413. 0 means DefaultBodyLimit.
 	BodyLimit int
-	// MaxBodies and MaxBodyBytes limit the number and the memory of the bodies that all streams
-	// hold together. A body over a limit is answered with 503. 0 means unlimited.
+	// MaxBodies and MaxBodyBytes limit the number and the memory of the bodies that all streams hold together; 0 means
+	// unlimited. At a limit unfinished bodies that arrive for more than 2 s are answered with 503, or else the new one.
 	MaxBodies    int
 	MaxBodyBytes int64
 	// MaxStreams limits the concurrent streams of one connection; 0 means unlimited. See GRPCOptions.
