@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -59,8 +60,10 @@ func startTokenizing(t *testing.T) *tokenizing {
 			http.Error(w, "no", http.StatusServiceUnavailable)
 			return
 		}
-		raw := make([]byte, r.ContentLength)
-		_, _ = r.Body.Read(raw)
+		raw, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
 		req, err := body.Parse(body.Tokenize, raw)
 		if err != nil {
 			t.Error(err)
@@ -278,6 +281,86 @@ func TestWorkersThatDiffer(t *testing.T) {
 	d.SetWorkers(list(true, true)[1:])
 	if len(s.agreement.all()) != 1 || s.Unfit() == nil {
 		t.Error("a worker that is gone still counts")
+	}
+}
+
+// With tenants a comparison finds nothing of what clients have sent, and leaves nothing that they find: neither the tenant whose
+// prompt was compared nor a client without a tenant.
+func TestComparisonsAreATenantOfTheirOwn(t *testing.T) {
+	for yaml, apart := range map[string]bool{"tenants: {salt_header: x-tenant}\n": true, "": false} {
+		e := startTokenizing(t)
+		files, err := models.Open("builtin:qwen3")
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := shape.Load(files, shape.Options{Names: []string{"demo"}}) // the engine's has caches of its own
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept := func() (n uint64) { // bytes of text whose ids the tokenizer keeps
+			shards := reflect.ValueOf(m).Elem().FieldByName("tok").Elem().FieldByName("memo").Elem().FieldByName("shards")
+			for i := range shards.Len() {
+				if store := shards.Index(i).FieldByName("store"); !store.IsNil() {
+					n += store.Elem().FieldByName("textEnd").Uint()
+				}
+			}
+			return n
+		}
+		c, err := config.Parse("test.yaml", []byte("models: [{name: demo, tokenizer: \"builtin:qwen3\", check: {every: 1, retry: 1h}}]\n"+yaml))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &Model{Config: c.Models[0], Tokens: m}
+		f := start(t, c, s)
+		w := worker("a", 0)
+		w.Address, w.Ready = strings.TrimPrefix(e.URL, "http://"), true
+		f.SetWorkers([]workers.Worker{w})
+		equal := func() float64 {
+			return testutil.ToFloat64(f.Metrics.TokenChecks.WithLabelValues("demo", "a", body.Completions.String(), "equal"))
+		}
+		until := func(n float64) {
+			t.Helper()
+			for deadline := time.Now().Add(20 * time.Second); equal() < n || s.agreement.all()["a"].checker.State() != shape.Agrees; time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatalf("got %v equal prompts in state %v, want %v", equal(), s.agreement.all()["a"].checker.State(), n)
+				}
+			}
+		}
+		until(1)
+		text := ""
+		for i := range 80 {
+			text += strings.Repeat(string(rune('a'+i%26)), i) + " is a word that comes once, and the text has many like it; "
+		}
+		request, err := body.Parse(body.Completions, []byte(`{"model":"demo","prompt":"`+text+`"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		compare := func() {
+			n := equal()
+			f.Sample(s, f.View().Member("a"), request)
+			until(n + 1)
+		}
+		ask := func(tenant string) func() {
+			return func() {
+				if _, err := m.PromptInto(t.Context(), nil, f.Cache.TurnOf(tenant, request), shape.VLLM); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, one := range []struct {
+			name  string
+			do    func()
+			fresh bool
+		}{
+			{"no tenant", ask(""), true}, {"no tenant, again", ask(""), false}, {"a", ask("a"), true}, {"comparison", compare, apart},
+			{"comparison, again", compare, false}, {"a, again", ask("a"), false}, {"b", ask("b"), true},
+		} {
+			before := kept()
+			one.do()
+			if n := kept() - before; (n > 0) != one.fresh {
+				t.Errorf("%q, %s: %d bytes were tokenized and kept, want the prompt anew: %v", yaml, one.name, n, one.fresh)
+			}
+		}
 	}
 }
 

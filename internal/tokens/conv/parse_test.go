@@ -336,7 +336,7 @@ func TestTenantsHaveTheirOwnSpace(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for _, turn := range []*Turn{&turn, turn.Part(turn.Request)} {
+				for _, turn := range []*Turn{&turn, turn.Part(turn.Request), c.TurnOf(tenant, turn.Request)} {
 					if got, err := turn.Encode(nil, nil, tok, 256, text, false); err != nil || !slices.Equal(got, want) {
 						t.Errorf("tenant %q: got other ids than without a tenant, or %v", tenant, err)
 					}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -52,4 +53,40 @@ func TestRememberingChangesNothing(t *testing.T) {
 			}
 		}
 	})
+}
+
+// segments returns the bytes of text whose ids a model's tokenizer keeps, in a cache of its own. It has no method that tells them.
+func segments(m *Model) (n uint64) {
+	shards := reflect.ValueOf(m.tok).Elem().FieldByName("memo").Elem().FieldByName("shards")
+	for i := range shards.Len() {
+		if store := shards.Index(i).FieldByName("store"); !store.IsNil() {
+			n += store.Elem().FieldByName("textEnd").Uint()
+		}
+	}
+	return n
+}
+
+// The time of SGLang's continued message, which is tokenized alone, tells a tenant nothing about others, with and without a
+// cache before the tokenizer's.
+func TestTenantsShareNoContinuedMessages(t *testing.T) {
+	m := load(t, "qwen3", Options{})
+	for name, c := range map[string]*conv.Cache{"no cache": conv.New(0), "a cache": conv.New(1 << 20)} {
+		text := strings.Repeat("Each tenant continues the same message, with "+name+" or with another one. ", 60)
+		req, err := body.Parse(body.Chat, fmt.Appendf(nil, `{"continue_final_message":true,"messages":[{"role":"user","content":"a"},{"role":"assistant","content":%q}]}`, text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, one := range []struct {
+			tenant string
+			fresh  bool
+		}{{"a", true}, {"a", false}, {"b", true}, {"", true}, {"b", false}, {"", false}} {
+			before := segments(m)
+			if res, err := m.PromptInto(t.Context(), nil, c.TurnOf(one.tenant, req), SGLang); err != nil || len(res.IDs) < 60 {
+				t.Fatalf("%s: got %d ids, %v", name, len(res.IDs), err)
+			}
+			if n := segments(m) - before; (n > 0) != one.fresh {
+				t.Errorf("%s, request %d of tenant %q: %d bytes were tokenized and kept, want the message anew: %v", name, i, one.tenant, n, one.fresh)
+			}
+		}
+	}
 }
