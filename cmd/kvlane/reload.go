@@ -39,11 +39,9 @@ func (s *service) keepCurrent(ctx context.Context, a *serveFlags, watch *config.
 			wait = retryFirst
 			reload()
 		case <-poll.C:
-			if _, changed, err := watch.Changed(); changed && ctx.Err() == nil {
+			if _, changed, err := watch.Changed(); (changed || err != nil && a.file != "") && ctx.Err() == nil {
 				wait = retryFirst
 				reload()
-			} else if err != nil && a.file != "" && ctx.Err() == nil {
-				s.log.Error().Err(err).Msg("the configuration cannot be read: the running one stays")
 			}
 		case <-retry.C:
 			if s.waits {

@@ -80,11 +80,20 @@ func TestServeReloads(t *testing.T) {
 		t.Errorf("status: got code %d, %q, want the reason why the file is rejected", code, out)
 	}
 
-	write("debug", 7, "# as it runs\n")
-	until(t, "http://"+admin+"/metrics", metric(`kvlane_config_reloads_total{result="unchanged"} 1`))
-	until(t, "http://"+admin+"/metrics", metric("kvlane_config_rejected 0"))
-	if _, body := page(t, "http://"+admin+"/readyz"); body != "ok\n"+noWorkers {
-		t.Errorf("/readyz: got %q, want no warning of what was rejected before", body)
+	for unchanged := 1; unchanged <= 2; unchanged++ {
+		write("debug", 7, "# as it runs\n")
+		until(t, "http://"+admin+"/metrics", metric(fmt.Sprintf(`kvlane_config_reloads_total{result="unchanged"} %d`, unchanged)))
+		until(t, "http://"+admin+"/metrics", metric("kvlane_config_rejected 0"))
+		if _, body := page(t, "http://"+admin+"/readyz"); body != "ok\n"+noWorkers {
+			t.Errorf("/readyz: got %q, want no warning of what was rejected before", body)
+		}
+		if unchanged == 1 { // a file that grows too long is not read; later it is as it was
+			write("debug", 7, "# as it runs\n#"+strings.Repeat("-", 4<<20))
+			until(t, "http://"+admin+"/metrics", metric("kvlane_config_rejected 1"))
+			if _, body := page(t, "http://"+admin+"/readyz"); !strings.HasPrefix(body, "ok\n"+rejected+"read configuration: "+file+" has more than 4194304 bytes\n") {
+				t.Errorf("/readyz: got %q, want the file that cannot be read", body)
+			}
+		}
 	}
 }
 

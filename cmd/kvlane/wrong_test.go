@@ -74,19 +74,20 @@ func silentRows(t *testing.T) map[string][]string {
 // silentElsewhere has the tests of the rows that TestSilentFailures has no case of, with their files.
 var silentElsewhere = map[string][2]string{
 	"no worker at all": {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
-	"a name of `workers.dns` that does not resolve, a workers file that is not valid":                                                         {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"a name of `workers.dns` that does not resolve, a workers file that is not valid or cannot be read":                                       {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
 	"an API server that refuses or does not answer, as without a role for one kind, or without InferencePool":                                 {"../../internal/workers/kube/source_test.go", "TestWhatTheAPIServerRefusesIsSaid"},
 	"the certificate of an API server, a model hub, a replica (`index.peers`), an external NATS or an OTLP collector that cannot be verified": {"../../internal/observe/trace_test.go", "TestCertificateOfACollectorIsAdvised"},
-	"`admin.token_file` that does not exist":                                                                    {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
-	"a certificate in `listen.cert_file` that has expired, or is not valid yet":                                 {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
-	"a model without a tokenizer":                                                                               {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
-	"a tokenizer that the model hub does not have, or that cannot be loaded":                                    {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
-	"a changed configuration file that is not taken":                                                            {"reload_test.go", "TestServeReloads"},
-	"replicas that do not reach each other: another secret, another CA, NATS away, a wrong address in `routes`": {"../../internal/replicas/node_test.go", "TestAnotherSecretNeitherReadsNorWrites"},
-	"replicas with another `index.key` or `index.block_size`":                                                   {"../../internal/replicas/node_test.go", "TestOtherSettingsAreTold"},
-	"a clock of a replica that is more than 2 s ahead":                                                          {"../../internal/replicas/node_test.go", "TestAClockThatIsAheadIsTold"},
-	"`fleet.persist` whose folder or bucket cannot be written":                                                  {"../../internal/replicas/store_test.go", "TestABrokenStoreStopsNothing"},
-	"vLLM 0.32 keeps few blocks of a model's sliding windows ([option](feeds.md#where-events-come-from))":       {"../../kvindex/feed/decoder_test.go", "TestDecodeEngines"},
+	"`admin.token_file` that does not exist":                                                                                     {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"a certificate in `listen.cert_file` that has expired, or is not valid yet":                                                  {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"a model without a tokenizer":                                                                                                {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
+	"a tokenizer that the model hub does not have, or that cannot be loaded":                                                     {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
+	"a changed configuration file that is not taken, as one that is gone or has more than 4 MiB":                                 {"reload_test.go", "TestServeReloads"},
+	"replicas that do not reach each other: another secret, another CA, NATS away, a wrong address in `routes`":                  {"../../internal/replicas/node_test.go", "TestAnotherSecretNeitherReadsNorWrites"},
+	"replicas with another `index.key` or `index.block_size`":                                                                    {"../../internal/replicas/node_test.go", "TestOtherSettingsAreTold"},
+	"a clock of a replica that is more than 2 s ahead":                                                                           {"../../internal/replicas/node_test.go", "TestAClockThatIsAheadIsTold"},
+	"a file of `fleet.embedded.tls`, `fleet.external.password_file` or `token_file` that is gone, broken or has more than 4 MiB": {"../../internal/replicas/node_test.go", "TestFilesThatCannotBeReadAreTold"},
+	"`fleet.persist` whose folder or bucket cannot be written":                                                                   {"../../internal/replicas/store_test.go", "TestABrokenStoreStopsNothing"},
+	"vLLM 0.32 keeps few blocks of a model's sliding windows ([option](feeds.md#where-events-come-from))":                        {"../../kvindex/feed/decoder_test.go", "TestDecodeEngines"},
 }
 
 func unquoted(text string) string {

@@ -78,15 +78,23 @@ func (c *Config) validateFiles(live bool, bad, missing, note report) {
 			}
 		}
 	}
-	pods := cmp.Or(c.Workers.Kubernetes, &Kubernetes{})
-	for path, file := range map[string]string{"admin.token_file": c.Admin.TokenFile, "workers.kubernetes.kubeconfig": pods.Kubeconfig} {
+	pods, in, out := cmp.Or(c.Workers.Kubernetes, &Kubernetes{}), FleetEmbed{}, FleetExtern{}
+	switch c.Fleet.Mode {
+	case FleetEmbedded:
+		in = c.Fleet.Embedded
+	case FleetExternal:
+		out = c.Fleet.External
+	}
+	for path, file := range map[string]string{"admin.token_file": c.Admin.TokenFile, "workers.kubernetes.kubeconfig": pods.Kubeconfig,
+		"index.key_file": c.Index.KeyFile, "fleet.embedded.secret_file": in.SecretFile, "fleet.external.password_file": out.PasswordFile,
+		"fleet.external.token_file": out.TokenFile, "fleet.embedded.tls.cert_file": in.TLS.CertFile, "fleet.embedded.tls.key_file": in.TLS.KeyFile} {
 		if _, err := ReadFile(file); file != "" && err != nil && !errors.Is(err, fs.ErrNotExist) {
 			bad(path, "%v: name a file that can be read", err)
 		} else if file != "" {
 			look(path, file, err)
 		}
 	}
-	for path, file := range map[string]string{"index.peers.ca_file": c.Index.Peers.CAFile, "listen.client_ca_file": c.Listen.ClientCA} {
+	for path, file := range map[string]string{"index.peers.ca_file": c.Index.Peers.CAFile, "listen.client_ca_file": c.Listen.ClientCA, "fleet.embedded.tls.ca_file": in.TLS.CAFile} {
 		if _, err := Authorities(file); file != "" {
 			look(path, file, err)
 		}

@@ -55,6 +55,14 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 	young, youngKey := certificate(t, t.TempDir(), -time.Hour)
 	const worker = "workers: {static: [{address: \"10.0.0.1:8000\"%s}]}\n"
 	plain := fmt.Sprintf(worker, "")
+	long := filepath.Join(dir, "long") // too long
+	if err := os.WriteFile(long, make([]byte, maxFile+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const tooLong = "long has more than 4194304 bytes: name a file that can be read"
+	fleet := func(mode, more string) string {
+		return plain + "index: {key: k}\nfleet: {mode: " + mode + ", " + more + "}\n"
+	}
 	two := func(a, b string) string {
 		return "workers:\n  static:\n  - {address: \"10.0.0.1:8000\", " + a + "}\n  - {address: \"" + b + "}\n"
 	}
@@ -99,6 +107,19 @@ func TestMistakesThatCheckFinds(t *testing.T) {
 		"a port that is none":          {strings.Replace(plain, "8000", "80000", 1), "workers.static[0].address: \"10.0.0.1:80000\": the port \"80000\" is not a number from 1 to 65535", ""},
 		"no events over HTTP":          {fmt.Sprintf(worker, ", events: {endpoint: \"http://10.0.0.1:5557\"}"), "", "events.endpoint: \"http://10.0.0.1:5557\" is polled as TensorRT-LLM's events are, and the engine is vllm: write tcp://"},
 		"events over HTTP":             {fmt.Sprintf(worker, ", engine: trtllm, events: {endpoint: \"http://10.0.0.1:5557\"}"), "", ""},
+		"a long key of the index":      {plain + "index: {key_file: " + long + "}\n", "index.key_file: " + dir + "/" + tooLong, ""},
+		"a key of the index":           {plain + "index: {key_file: " + key + "}\n", "", ""},
+		"no key of the index":          {plain + "index: {key_file: /none}\n", "", "index.key_file: there is no file /none here"},
+		"a long secret":                {fleet("embedded", "embedded: {listen: \"127.0.0.1:0\", secret_file: "+long+"}"), "fleet.embedded.secret_file: " + dir + "/" + tooLong, ""},
+		"a secret":                     {fleet("embedded", "embedded: {listen: \"127.0.0.1:0\", secret_file: "+key+"}"), "", ""},
+		"a secret that is not read":    {fleet("\"off\"", "embedded: {secret_file: "+long+"}, external: {token_file: /none}"), "", ""},
+		"a long CA of replicas":        {fleet("embedded", "embedded: {listen: \"127.0.0.1:0\", secret_file: "+key+", tls: {cert_file: "+cert+", key_file: "+key+", ca_file: "+long+"}}"), "fleet.embedded.tls.ca_file: " + long + ": " + long + " has more than 4194304 bytes", ""},
+		"a long certificate of them":   {fleet("embedded", "embedded: {listen: \"127.0.0.1:0\", secret_file: "+key+", tls: {cert_file: "+long+", key_file: "+key+", ca_file: "+cert+"}}"), "fleet.embedded.tls.cert_file: " + dir + "/" + tooLong, ""},
+		"a long password of NATS":      {fleet("external", "external: {url: \"nats://h:4222\", user: u, password_file: "+long+"}"), "fleet.external.password_file: " + dir + "/" + tooLong, ""},
+		"a long token of NATS":         {fleet("external", "external: {url: \"nats://h:4222\", token_file: "+long+"}"), "fleet.external.token_file: " + dir + "/" + tooLong, ""},
+		"a token of NATS":              {fleet("external", "external: {url: \"nats://h:4222\", token_file: "+key+"}"), "", ""},
+		"a long token":                 {plain + "admin: {token_file: " + long + "}\n", "admin.token_file: " + dir + "/" + tooLong, ""},
+		"a long certificate":           {plain + "listen: {cert_file: " + long + ", key_file: " + key + "}\n", "listen.cert_file: " + long + ": " + long + " has more than 4194304 bytes", ""},
 		"no such CA":                   {plain + "index: {peers: {ca_file: /none.pem}}\n", "", "index.peers.ca_file: there is no file /none.pem here"},
 		"a CA file without any":        {plain + "index: {peers: {ca_file: " + key + "}}\n", "index.peers.ca_file: " + key + ": no certificate in " + key + ": name a file in PEM format", ""},
 		"a model without a tokenizer":  {plain + "models: [{name: m}]\n", "", ":2:11: models[0]: has no tokenizer: \"m\" is routed by load"},

@@ -51,12 +51,10 @@ func Authorities(file string) (*x509.CertPool, error) {
 }
 
 // FileWatch detects changes of a file. New content counts once it was read twice in a row, because a file that is being
-// written may be incomplete.
+// written may be incomplete. After a failure any content is new.
 type FileWatch struct {
-	// Missing reports that the last read failed.
-	Missing bool
-
 	file        string
+	failing     bool // the last read failed
 	last, taken []byte
 }
 
@@ -65,20 +63,20 @@ func WatchFile(file string, text []byte) *FileWatch {
 	return &FileWatch{file: file, last: text, taken: text}
 }
 
-// Changed reads the file, and reports whether its content is new and complete. A file that
-// cannot be read counts as unchanged; the first failure in a row is the error.
+// Changed reads the file, and reports whether its content is new and complete. The first failure in a row is the error; the
+// others count as unchanged.
 func (w *FileWatch) Changed() (text []byte, changed bool, err error) {
 	text, err = ReadFile(w.file)
-	if before := w.Missing; err != nil {
-		if w.Missing = true; before {
+	if before := w.failing; err != nil {
+		if w.failing, w.taken = true, nil; before {
 			err = nil
 		}
 		return nil, false, err
 	}
-	w.Missing = false
+	w.failing = false
 	same := bytes.Equal(text, w.last)
 	w.last = text
-	if !same || bytes.Equal(text, w.taken) {
+	if !same || w.taken != nil && bytes.Equal(text, w.taken) {
 		return nil, false, nil
 	}
 	w.taken = text

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -11,7 +12,7 @@ import (
 	"time"
 )
 
-// A file that disappears is reported once, each time; its content counts again when it is back.
+// A file that disappears is reported once, each time; its content counts again when it is back, even the same or none.
 func TestAFileThatDisappears(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "k.yaml")
 	write := func(text string) {
@@ -21,7 +22,10 @@ func TestAFileThatDisappears(t *testing.T) {
 	}
 	write("a")
 	w := WatchFile(file, []byte("a"))
-	for round := range 2 {
+	if _, changed, err := w.Changed(); changed || err != nil {
+		t.Errorf("the file as it was: got %v, %v, want no change", changed, err)
+	}
+	for _, text := range []string{"b", "c", "", ""} {
 		if err := os.Remove(file); err != nil {
 			t.Fatal(err)
 		}
@@ -30,10 +34,14 @@ func TestAFileThatDisappears(t *testing.T) {
 				t.Errorf("read %d without the file: got %v, %v, want one error", i, changed, err)
 			}
 		}
-		write(fmt.Sprint("b", round))
+		write(text)
+		at := 1
+		if bytes.Equal(w.last, []byte(text)) { // which was read whole before
+			at = 0
+		}
 		for i := range 3 {
-			if _, changed, err := w.Changed(); changed != (i == 1) || err != nil {
-				t.Errorf("read %d of the new file: got %v, %v, want it taken at the second", i, changed, err)
+			if _, changed, err := w.Changed(); changed != (i == at) || err != nil {
+				t.Errorf("read %d of the new file %q: got %v, %v, want it taken at number %d", i, text, changed, err, at)
 			}
 		}
 	}

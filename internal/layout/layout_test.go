@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83824
+	totalLimit = 83832
 	totalGoal  = 62000
 )
 
@@ -36,12 +36,12 @@ var rooms = []struct {
 	// 81 for unfinished bodies that give up their place: a client could take all of them (extproc/bodies.go).
 	{"heart", 22112, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28704, 22000, []string{"internal/tokens"}},
-	{"fleet", 4736, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4734, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},
 	{"decide", 3162, 1700, []string{"internal/decide"}},
-	{"replicas", 2635, 2200, []string{"internal/replicas"}},
+	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	{"lab", 11637, 11700, []string{"internal/lab"}},
-	{"rim", 9188, 6000, []string{
+	{"rim", 9192, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

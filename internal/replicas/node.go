@@ -181,11 +181,9 @@ func (n *Node) options() ([]nats.Option, error) {
 		return options, nil
 	}
 	options = append(options, nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(2))
-	if _, err := e.Password(); err != nil {
-		return nil, err
-	}
+	_, unread := e.Password()
 	token, err := e.Token()
-	if err != nil {
+	if err = cmp.Or(unread, err); err != nil {
 		return nil, err
 	}
 	// Files are read again for each connection. If one cannot be read, the connection is refused.
@@ -474,6 +472,14 @@ func (n *Node) Warnings() (list []observe.Warning) {
 		}
 		if p.OtherSettings {
 			texts["other_settings"] = p.ID + " has another index.key or index.block_size, so conversations are not shared with it: give all replicas the same"
+		}
+	}
+	if _, err := n.options(); err != nil {
+		texts["files_unread"] = fmt.Sprintf("%v: the next connection to NATS will be refused", err)
+	}
+	if t := n.o.Config.Embedded.TLS; n.server != nil && !t.Empty() {
+		if _, err := routeTLS(t); err != nil {
+			texts["files_unread"] = fmt.Sprintf("%v: the last good files are used", err)
 		}
 	}
 	if n.store != nil && n.store.tried.Load() && !n.store.works.Load() {

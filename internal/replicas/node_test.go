@@ -208,6 +208,49 @@ func TestAnotherSecretNeitherReadsNorWrites(t *testing.T) {
 	}
 }
 
+// A file that is read again for each connection, and has become too long or is gone, is told while the connections last.
+func TestFilesThatCannotBeReadAreTold(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	dir := t.TempDir()
+	ca, caKey := newCA(t, filepath.Join(dir, "ca.pem"))
+	files := config.FleetTLS{CertFile: filepath.Join(dir, "crt"), KeyFile: filepath.Join(dir, "key"), CAFile: filepath.Join(dir, "ca.pem")}
+	issue(t, ca, caKey, files)
+	embedded := cluster(t, freePorts(t, 1), func(f *config.Fleet) { f.Embedded.TLS = files })[0]
+	defer embedded.Close()
+	s := startNATS(t, server.RANDOM_PORT)
+	defer s.Shutdown()
+	f := defaultFleet(config.FleetExternal)
+	password := secretFile(t, "p")
+	f.External = config.FleetExtern{URL: s.ClientURL(), User: "u", PasswordFile: password}
+	external := &member{t: t, router: newRouter(t, 4), start: time.Now()}
+	external.Node = must(Start(t.Context(), Options{Config: &f, Update: external.update}))
+	defer external.Close()
+	for _, c := range []struct {
+		m            *member
+		file, advice string
+	}{
+		{embedded, files.CertFile, "the last good files are used"}, {embedded, files.CAFile, "the last good files are used"},
+		{external, password, "the next connection to NATS will be refused"},
+	} {
+		text := must(os.ReadFile(c.file))
+		write := func(text []byte) {
+			if err := os.WriteFile(c.file, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for name, change := range map[string]func(){"too long": func() { write(append(slices.Clone(text), bytes.Repeat([]byte("\n"), 4<<20)...)) }, "gone": func() { _ = os.Remove(c.file) }} {
+			if got := warningOf(c.m, "files_unread"); got != "" {
+				t.Errorf("%s as it was: got %q, want no warning", c.file, got)
+			}
+			change()
+			if got := warningOf(c.m, "files_unread"); !strings.Contains(got, c.file) || !strings.HasSuffix(got, c.advice) {
+				t.Errorf("%s, %s: got %q, want a warning that ends in %q", c.file, name, got, c.advice)
+			}
+			write(text)
+		}
+	}
+}
+
 // warningOf returns the text of a replica's warning, "" if it has none for the reason.
 func warningOf(m *member, reason string) string {
 	for _, w := range m.Warnings() {

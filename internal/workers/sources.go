@@ -56,19 +56,17 @@ func (r *Registry) followFile(path string, watch *config.FileWatch) {
 			return
 		case <-tick.C:
 		}
-		gone := watch.Missing
 		text, changed, err := watch.Changed()
-		if err != nil {
-			log.Error().Err(err).Msg("workers file not read: the old list stays")
-		} else if gone && !watch.Missing {
-			log.Info().Msg("workers file is back")
+		if !changed && err == nil {
+			continue
 		}
-		if !changed {
+		r.source("workers.file "+path, "", nil) // so that each failure and each invalid text is logged
+		if err != nil {
+			r.source("workers.file "+path, "workers file not read: the old list stays", err)
 			continue
 		}
 		list, err := config.ParseWorkers(path, text)
-		r.source("workers.file "+path, "", nil)
-		if err != nil { // the text has changed: each invalid one is reported once
+		if err != nil {
 			r.source("workers.file "+path, "workers file rejected: the old list stays", err)
 			continue
 		}

@@ -364,9 +364,27 @@ func TestAWorkersFileThatIsNotWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	told("workers file not read: the old list stays")
+	stuck := func(want string) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); want == "" && len(r.Stuck()) > 0 || !strings.Contains(strings.Join(r.Stuck(), ""), want); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("got %q, want %q alone", r.Stuck(), want)
+			}
+		}
+	}
+	stuck("workers file not read: the old list stays: open " + file)
+	good := entry("a") + strings.Replace(entry("b"), ":1", ":2", 1)
+	write(good)
+	stuck("")
+	lines.Reset()
+	write(good + strings.Repeat("#", 4<<20)) // too long
+	told("workers file not read: the old list stays")
+	stuck(file + " has more than 4194304 bytes")
+	write(good) // as before
+	stuck("")
 	write("[]\n")
 	l.until(t, "only the configuration's", func(w []Worker) bool { return len(w) == 1 && w[0].Name == "a" })
-	if text := lines.String(); !strings.Contains(text, "workers file is back") || !strings.Contains(text, "worker removed") {
+	if text := lines.String(); !strings.Contains(text, "workers file read") || !strings.Contains(text, "worker removed") {
 		t.Errorf("told:\n%s", text)
 	}
 }
