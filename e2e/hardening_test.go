@@ -266,7 +266,13 @@ func TestPathsAndHeadersOfClients(t *testing.T) {
 // A body that finds no room within limits.bodies_in_flight is answered 503 with Retry-After. One that arrives slowly gives up
 // its place for another: a client that opens bodies and never ends them keeps others out for a short time only.
 func TestBodiesInFlightAreBounded(t *testing.T) {
-	b := newBed(t, shape{engines: 1, decide: "10s, bodies_in_flight: {count: 1}", envoy: ", request_body: FULL_DUPLEX_STREAMED"})
+	for mode, envoy := range map[string]string{"BUFFERED": "", "FULL_DUPLEX_STREAMED": ", request_body: FULL_DUPLEX_STREAMED"} {
+		t.Run(mode, func(t *testing.T) { bodiesInFlight(t, envoy) })
+	}
+}
+
+func bodiesInFlight(t *testing.T, envoy string) {
+	b := newBed(t, shape{engines: 1, decide: "10s, bodies_in_flight: {count: 1}", envoy: envoy})
 	body := b.remember(chatBody(message{"user", prose("held", 500)}))
 	conn, err := net.Dial("tcp", b.ingress)
 	if err != nil {

@@ -21,46 +21,75 @@ func heldBytes(body mem.BufferSlice) (n int64) {
 	return n
 }
 
-// bodies limits the number and the memory of the request bodies held by all streams of a server.
-// It is safe for concurrent use.
+// bodies limits the number and the memory of the request bodies held by all streams of a server, those that have not arrived
+// included. It is safe for concurrent use.
 type bodies struct {
-	mu       sync.Mutex
-	maxBytes int64 // 0: no bound
-	maxCount int   // 0: no bound
-	bytes    int64
-	count    int
-	arriving list.List     // of *arrival: unfinished bodies, the oldest first
-	patience time.Duration // how long a body may arrive before it is dropped for others; see grow
+	mu        sync.Mutex
+	maxBytes  int64 // 0: no bound
+	maxCount  int   // 0: no bound
+	bytes     int64
+	count     int
+	announced list.List     // of *arrival: bodies of which nothing has arrived, the oldest first. Envoy holds them with BUFFERED.
+	arriving  list.List     // of *arrival: unfinished bodies, the oldest first
+	patience  time.Duration // how long a body may arrive before it is dropped for others; see grow
 }
 
-// arrival is an unfinished body.
+// arrival is an announced or unfinished body.
 type arrival struct {
-	held  *int64
+	x     *exchange
 	since time.Time
-	drop  func()        // answers its request
+	list  *list.List    // that place is in
 	place *list.Element // nil: dropped, or whole
 }
 
 // grow adds bytes to *held, the memory of one stream's body, 0 meaning no body. It reports whether the total of all
 // streams is within the limits; if not, it does not change. Bodies that arrive slowly are dropped first: otherwise one
-// client could take all places with a byte each. A body is always accepted while no other one is held.
+// client could take all places with a byte each. Where the number is the limit, an eighth of the patience is enough: a
+// client that opens requests quickly would take all places again before each end of a longer one. A body is always
+// accepted while no other one is held.
 func (b *bodies) grow(held *int64, more int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for b.bytes > *held && b.maxBytes > 0 && b.bytes+more > b.maxBytes || *held == 0 && b.maxCount > 0 && b.count >= b.maxCount {
-		oldest := b.arriving.Front()
+	return b.fit(held, more)
+}
+
+// fit is grow. The caller holds the lock.
+func (b *bodies) fit(held *int64, more int64) bool {
+	for {
+		oldest, patience := b.arriving.Front(), b.patience
+		switch {
+		case *held == 0 && b.maxCount > 0 && b.count >= b.maxCount:
+			if other := b.announced.Front(); oldest == nil || other != nil && other.Value.(*arrival).since.Before(oldest.Value.(*arrival).since) {
+				oldest = other
+			}
+			patience /= 8
+		case b.bytes > *held && b.maxBytes > 0 && b.bytes+more > b.maxBytes:
+		default:
+			b.set(held, *held+more)
+			return true
+		}
 		if oldest == nil {
 			return false
 		}
 		a := oldest.Value.(*arrival)
-		if a.held == held || time.Since(a.since) < b.patience {
+		if &a.x.held == held || time.Since(a.since) < patience {
 			return false
 		}
 		b.remove(a)
-		b.set(a.held, 0)
-		go a.drop() // it may wait for its client
+		b.set(&a.x.held, 0)
+		go a.x.makeRoom() // it may wait for its client
 	}
-	b.set(held, *held+more)
+}
+
+// announce counts a body that is to come, and reports whether there is a place for it.
+func (b *bodies) announce(a *arrival) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.fit(&a.x.held, pieceOverhead) {
+		return false
+	}
+	a.since = time.Now()
+	a.list, a.place = &b.announced, b.announced.PushBack(a)
 	return true
 }
 
@@ -71,12 +100,17 @@ func (b *bodies) shrink(held *int64, less int64) {
 	b.set(held, max(0, *held-less))
 }
 
-// arrive enters an unfinished body.
+// arrive enters a body of which a part has arrived, unless it was dropped.
 func (b *bodies) arrive(a *arrival) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	a.since = time.Now()
-	a.place = b.arriving.PushBack(a)
+	if a.list == nil { // its headers were not sent to us
+		a.since = time.Now()
+	} else if a.place == nil || a.list == &b.arriving {
+		return
+	}
+	b.remove(a)
+	a.list, a.place = &b.arriving, b.arriving.PushBack(a)
 }
 
 // whole removes a body that arrived, or whose stream has ended. It reports whether the body was not dropped.
@@ -90,7 +124,7 @@ func (b *bodies) whole(a *arrival) bool {
 
 func (b *bodies) remove(a *arrival) {
 	if a.place != nil {
-		b.arriving.Remove(a.place)
+		a.list.Remove(a.place)
 		a.place = nil
 	}
 }

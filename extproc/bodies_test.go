@@ -620,6 +620,82 @@ func TestSlowBodiesGiveWay(t *testing.T) {
 	}
 }
 
+// Envoy holds a body that it buffers, and what it keeps of the request: its place counts from the headers. The oldest one gives
+// way, but not to a body that finds no bytes: that would make no room.
+func TestAnnouncedBodiesGiveWay(t *testing.T) {
+	for _, mode := range []filterv3.ProcessingMode_BodySendMode{filterv3.ProcessingMode_BUFFERED, filterv3.ProcessingMode_FULL_DUPLEX_STREAMED} {
+		t.Run(mode.String(), func(t *testing.T) {
+			b := newBed(t, Options{MaxBodies: 3, MaxBodyBytes: 10_000}, &recorder{})
+			patience := func(d time.Duration) {
+				b.srv.bodies.mu.Lock()
+				defer b.srv.bodies.mu.Unlock()
+				b.srv.bodies.patience = d
+			}
+			patience(time.Hour)
+			open := func() epv3.ExternalProcessor_ProcessClient {
+				st, err := b.client.Process(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				m := &epv3.ProcessingRequest{
+					Request: &epv3.ProcessingRequest_RequestHeaders{RequestHeaders: &epv3.HttpHeaders{Headers: &corev3.HeaderMap{
+						Headers: []*corev3.HeaderValue{{Key: ":method", RawValue: []byte("POST")}, {Key: ":path", RawValue: []byte("/v1/completions")}},
+					}}},
+					ProtocolConfig: &epv3.ProtocolConfiguration{RequestBodyMode: mode},
+				}
+				if err := st.Send(m); err != nil {
+					t.Fatal(err)
+				}
+				return st
+			}
+			body := func(st epv3.ExternalProcessor_ProcessClient, size int, last bool) {
+				if err := st.Send(bodyMessage(false, make([]byte, size), last)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			decided := func(what string, st epv3.ExternalProcessor_ProcessClient) {
+				t.Helper()
+				for {
+					r, err := st.Recv()
+					if err != nil || r.GetImmediateResponse() != nil {
+						t.Fatalf("%s: got %v and %v, want a decision", what, r, err)
+					}
+					if r.GetRequestBody() != nil || mode != filterv3.ProcessingMode_BUFFERED {
+						return
+					}
+				}
+			}
+			var waiting []epv3.ExternalProcessor_ProcessClient
+			for i := range 3 {
+				waiting = append(waiting, open())
+				waitFor(t, func() bool { n, _ := b.srv.InFlight(); return n == i+1 })
+			}
+			if got := answered(t, open()); got != 503 {
+				t.Errorf("bodies that were just announced: got status %d for another one, want 503", got)
+			}
+			patience(0)
+			body(waiting[2], 20_000, true)
+			if got := answered(t, waiting[2]); got != 503 {
+				t.Errorf("a body that finds no bytes: got status %d, want 503", got)
+			}
+			waitFor(t, func() bool { n, _ := b.srv.InFlight(); return n == 2 })
+			waiting[2] = open()
+			waitFor(t, func() bool { n, _ := b.srv.InFlight(); return n == 3 })
+			another := open()
+			if got := answered(t, waiting[0]); got != 503 {
+				t.Errorf("the oldest announced body: got status %d, want 503", got)
+			}
+			body(another, 10, true)
+			decided("the body for which another one gave way", another)
+			for _, st := range waiting[1:] {
+				body(st, 10, true)
+				decided("a body that kept its place", st)
+			}
+			waitFor(t, func() bool { n, held := b.srv.InFlight(); return n == 0 && held == 0 })
+		})
+	}
+}
+
 func TestALargeBodyAloneIsTaken(t *testing.T) {
 	b := newBed(t, Options{MaxBodyBytes: 1000}, &recorder{})
 	if _, status := hog(t, b, 5000, 100); status != 0 {

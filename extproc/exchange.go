@@ -58,7 +58,7 @@ type exchange struct {
 	body     mem.BufferSlice
 	bodySize int
 	held     int64   // memory of body, as Server.bodies counts it
-	arrival  arrival // its drop is nil unless the body comes in several messages
+	arrival  arrival // its x is nil unless the body is awaited
 	frames   []frame // GRPC mode: the messages that body consists of
 	owed     int     // STREAMED held: messages that wait for an answer
 
@@ -214,7 +214,13 @@ func (x *exchange) requestHeaders(m *message) error {
 		return x.decide(KindRequestHeaders, false)
 	case x.contentLength > x.srv.opts.BodyLimit && x.request != ModeBufferedPartial:
 		return x.refuse(errTooLong)
-	case x.request.holds():
+	}
+	x.arrival.x = x
+	if !x.srv.bodies.announce(&x.arrival) {
+		x.arrival.x = nil
+		return x.refuse(errNoRoom)
+	}
+	if x.request.holds() {
 		return nil
 	}
 	// The decision is sent with the answer to the body, if there is one. The client's control headers are removed now.
@@ -318,10 +324,8 @@ func (x *exchange) requestBody(m *message) error {
 			return x.decide(KindRequestHeaders, true)
 		}
 	}
-	if x.arrival.drop == nil {
-		x.arrival.held, x.arrival.drop = &x.held, x.makeRoom
-		x.srv.bodies.arrive(&x.arrival)
-	}
+	x.arrival.x = x
+	x.srv.bodies.arrive(&x.arrival)
 	return nil
 }
 
@@ -414,7 +418,7 @@ func (x *exchange) unfollowed() {
 func (x *exchange) dropBody() {
 	x.body.Free()
 	x.body, x.bodySize, x.frames = nil, 0, nil
-	if x.arrival.drop != nil {
+	if x.arrival.x != nil {
 		x.srv.bodies.whole(&x.arrival)
 	}
 	x.srv.bodies.replace(&x.held, 0)
@@ -423,7 +427,7 @@ func (x *exchange) dropBody() {
 // decide calls the handler and sends the decision as the answer to a message of kind k. editable
 // reports whether the whole body is held.
 func (x *exchange) decide(k Kind, editable bool) error {
-	if x.arrival.drop != nil && !x.srv.bodies.whole(&x.arrival) {
+	if x.arrival.x != nil && !x.srv.bodies.whole(&x.arrival) {
 		return x.refuse(errNoRoom)
 	}
 	x.req.Received = x.srv.opts.Now()
