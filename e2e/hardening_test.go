@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -303,6 +304,60 @@ func bodiesInFlight(t *testing.T, envoy string) {
 	b.until("nothing is held", func() bool { return b.metric("kvlane_bodies_in_flight") == 0 })
 	if r := b.post("/v1/chat/completions", body); r.status != http.StatusOK {
 		t.Errorf("got status %d for the whole body, want 200", r.status)
+	}
+}
+
+// unfinished opens n requests over one HTTP/2 connection and sends one byte of each body.
+func unfinished(t *testing.T, address string, n int) {
+	t.Helper()
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	frame := func(kind, flags byte, stream uint32, payload string) string {
+		head := binary.BigEndian.AppendUint32(nil, uint32(len(payload)))
+		return string(binary.BigEndian.AppendUint32(append(head[1:], kind, flags), stream)) + payload
+	}
+	literal := func(name, value string) string { // HPACK without a table, RFC 7541 section 6.2.2
+		return "\x00" + string(byte(len(name))) + name + string(byte(len(value))) + value
+	}
+	headers := "\x83\x86" + literal(":path", "/v1/chat/completions") + literal(":authority", "x") + literal("content-type", "application/json")
+	out := "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, "")
+	for i := range n {
+		out += frame(1, 4, uint32(2*i+1), headers) + frame(0, 0, uint32(2*i+1), "{")
+	}
+	if _, err := io.WriteString(conn, out); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, conn) }()
+}
+
+// A client that opens thousands of requests in one burst and ends none does not fill Envoy: Kvlane answers the oldest, which Envoy holds
+// unseen (BUFFERED). Others are decided meanwhile.
+func TestUnfinishedRequestsGiveWay(t *testing.T) {
+	const most, streams = 100, 250
+	b := newBed(t, shape{engines: 1, decide: fmt.Sprintf("10s, bodies_in_flight: {count: %d}", most)})
+	for range 12 {
+		unfinished(t, b.ingress, streams)
+	}
+	served := func() bool {
+		r := b.post("/v1/chat/completions", chatBody(message{"user", "others"}))
+		if r.status != http.StatusOK && (r.status != http.StatusServiceUnavailable || r.header.Get("Retry-After") == "") {
+			t.Errorf("got status %d and %s, want 200, or 503 with Retry-After", r.status, r.body)
+		}
+		return r.status == http.StatusOK
+	}
+	b.until("another client is served", served)
+	b.until("Envoy holds what the limit allows", func() bool { return b.envoyStat("http.ingress.downstream_rq_active") <= most+1 })
+	if n := b.metric("kvlane_bodies_in_flight"); n < most/2 {
+		t.Errorf("got %g unfinished requests, want those that the limit allows: nobody needs their places", n)
+	}
+	for range 20 {
+		b.until("another client is served with all places taken", served)
+	}
+	if n := b.envoyStat("ext_proc.failure_mode_allowed"); n != 0 {
+		t.Errorf("%d requests passed undecided", n)
 	}
 }
 

@@ -124,7 +124,7 @@ func values(c *config.Config) vars {
 	if e.ConnectionAge != 0 {
 		v["ConnectionAge"] = seconds(e.ConnectionAge)
 	}
-	clusters := []vars{{"Name": Cluster, "FailClosed": e.FailClosed}}
+	clusters := []vars{{"Name": Cluster, "FailClosed": c.FailsClosed()}}
 	if e.Prefill != "" {
 		// A prefill leg without a usable pick must fail: at any other worker its result would be useless.
 		clusters = append(clusters, vars{"Name": "prefill_servers", "FailClosed": true})

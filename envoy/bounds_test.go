@@ -52,6 +52,8 @@ func TestBootstrapBoundsWhatIsHeldOpen(t *testing.T) {
 		h, _ := decoded(t, l.GetFilterChains()[0].GetFilters()[0].GetTypedConfig()).(*hcmv3.HttpConnectionManager)
 		streams := h.GetHttp2ProtocolOptions().GetMaxConcurrentStreams().GetValue()
 		bounds["streams of a connection"] = streams > 0 && streams <= 1024
+		runtime := b.GetLayeredRuntime().GetLayers()
+		bounds["requests of a burst"] = len(runtime) > 0 && runtime[0].GetStaticLayer().GetFields()["http.max_requests_per_io_cycle"].GetNumberValue() == 1
 		headers := h.GetRequestHeadersTimeout().AsDuration()
 		bounds["time of headers"] = headers > 0 && headers <= 30*time.Second
 		bounds["time of a body"] = h.GetRequestTimeout().AsDuration() == o.Envoy.UploadTimeout.Std() && o.Envoy.UploadTimeout > 0
@@ -74,8 +76,8 @@ func TestBootstrapBoundsWhatIsHeldOpen(t *testing.T) {
 				t.Errorf("%s: got no bound, or another: %s", name, what)
 			}
 		}
-		if len(bounds) != 14 {
-			t.Errorf("%s: got %d bounds, want 14: %v", name, len(bounds), bounds)
+		if len(bounds) != 15 {
+			t.Errorf("%s: got %d bounds, want 15: %v", name, len(bounds), bounds)
 		}
 	}
 	e := defaults().Envoy

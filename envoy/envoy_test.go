@@ -51,7 +51,7 @@ func defaults() *config.Config {
 func shapes() map[string]*config.Config {
 	plain := config.Default()
 	all := plain
-	all.Envoy.FailClosed, all.Envoy.FirstToken, all.Envoy.AccessLog = true, true, true
+	all.Envoy.FailClosed, all.Envoy.FirstToken, all.Envoy.AccessLog = new(true), true, true
 	all.Envoy.Prefill = "unix:@kvlane-prefill"
 	duplex := plain
 	duplex.Envoy.RequestBody, duplex.Envoy.ResponseBody = BodyFullDuplex, BodyFullDuplex

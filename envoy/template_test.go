@@ -19,7 +19,7 @@ func TestRenderIsTextTemplate(t *testing.T) {
 		o := defaults()
 		e := &o.Envoy
 		o.Listen.Address = "127.0.0.1:9002"
-		e.FailClosed, e.FirstToken, e.AccessLog = on(0), on(1), on(2)
+		e.FailClosed, e.FirstToken, e.AccessLog = new(on(0)), on(1), on(2)
 		if on(3) {
 			o.Disagg.Usage = config.UsageOfPrefill
 		}

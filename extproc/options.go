@@ -25,7 +25,8 @@ type Options struct {
 	// one is answered with 413. 0 means DefaultBodyLimit.
 	BodyLimit int
 	// MaxBodies and MaxBodyBytes limit the number and the memory of the bodies that all streams hold together; 0 means
-	// unlimited. At a limit unfinished bodies that arrive for more than 2 s are answered with 503, or else the new one.
+	// unlimited. Bodies count from the headers of their requests. At a limit unfinished ones that arrive for more than 2 s
+	// (0.25 s at MaxBodies) are answered with 503, or else the new one.
 	MaxBodies    int
 	MaxBodyBytes int64
 	// MaxStreams limits the concurrent streams of one connection; 0 means unlimited. See GRPCOptions.

@@ -60,7 +60,7 @@ type Envoy struct {
 	Replicas       []string `yaml:"replicas" jsonschema_description:"Addresses of all replicas of Kvlane (host:port, names allowed), for an Envoy in front of several. A conversation stays with one replica while it is ready, if a header (routing.conversation_headers) has its id. Empty: only listen.address."`
 	Prefill        string   `yaml:"prefill" jsonschema_description:"Listener through which Kvlane sends prefill requests; empty: they go directly to the worker."`
 	Alternates     bool     `yaml:"alternates" jsonschema_description:"Envoy accepts a list of endpoints (the bootstrap of envoy-config does): split requests name a second decode worker, in case the first refuses connections. Leave it off behind gateways, which accept exactly one endpoint."`
-	FailClosed     bool     `yaml:"fail_closed" jsonschema_description:"Answer 503 if no worker was picked (Kvlane is down, or knows no eligible worker) instead of using the least busy worker."`
+	FailClosed     *bool    `yaml:"fail_closed" jsonschema_description:"Answer 503 if no worker was picked (Kvlane is down or late, or knows no eligible worker) instead of using the least busy worker. Absent: true with tenants.salt_header and tenants.required, because such requests have no salt."`
 	FirstToken     bool     `yaml:"first_token" jsonschema_description:"Observe the first chunk of each response: prefill load is released then, not at the response headers."`
 	AccessLog      bool     `yaml:"access_log" jsonschema_description:"Receive the outcome of each request through Envoy's access log."`
 	MessageTimeout Duration `yaml:"message_timeout" jsonschema_description:"How long Envoy waits for Kvlane while a request is queued, tokenized or prefilled; Kvlane extends Envoy's timeout to it."`
@@ -76,10 +76,18 @@ type Envoy struct {
 	ResponseBody   string   `yaml:"response_body" jsonschema:"enum=NONE,enum=STREAMED,enum=FULL_DUPLEX_STREAMED" jsonschema_description:"Processing mode of response bodies. NONE costs nothing per token; the others are needed to compare predicted with observed cached tokens."`
 }
 
+// FailsClosed reports whether Envoy answers 503 where no worker was picked.
+func (c *Config) FailsClosed() bool {
+	if own := c.Envoy.FailClosed; own != nil {
+		return *own
+	}
+	return c.Tenants.SaltHeader != "" && c.Tenants.Required
+}
+
 // Limits bound requests.
 type Limits struct {
 	MaxBody         Bytes          `yaml:"max_body" jsonschema_description:"Largest request body; larger ones are answered 413."`
-	Bodies          BodiesInFlight `yaml:"bodies_in_flight" jsonschema_description:"Bounds of the request bodies in memory, from their first byte until the decision; requests beyond them are answered 503 with Retry-After. Bodies that have been arriving for more than 2 s then give up their place."`
+	Bodies          BodiesInFlight `yaml:"bodies_in_flight" jsonschema_description:"Bounds of the request bodies, from the headers of their requests until the decision; requests beyond them are answered 503 with Retry-After. Bodies that have been arriving for more than 2 s (0.25 s where their number is the limit) then give up their place, the oldest first."`
 	MaxStreams      int            `yaml:"max_streams" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Concurrent ext_proc streams (requests with their responses) per connection; Envoy opens more connections. 0: no limit."`
 	DecisionTimeout Duration       `yaml:"decision_timeout" jsonschema_description:"How long a decision may wait for a processor and compute tokens; after that the request is routed by load (kvlane_degraded_total, reason deadline). 0s: no limit."`
 	UnknownModel    string         `yaml:"unknown_model" jsonschema:"enum=refuse,enum=route" jsonschema_description:"What to do with a request for a model that no worker lists, if all workers list theirs. refuse: 404, or 400 if it names no model and no model is served by all workers. route: any worker."`

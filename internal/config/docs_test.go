@@ -50,7 +50,7 @@ func keysByEnd(t *testing.T) map[string][]key {
 }
 
 // A default in the text of a page has one of these forms, with the key in code and a number, its unit, on or off:
-// (`limits.max_body`, 32 MiB), `limits.max_body` (32 MiB; …), `check.every` of them (1,000 by default), `fail_closed: false`, default.
+// (`limits.max_body`, 32 MiB), `limits.max_body` (32 MiB; …), `check.every` of them (1,000 by default), `access_log: false`, default.
 var (
 	spaces   = regexp.MustCompile(`\s+`)
 	anyValue = "(\\d[\\d,.^]*(?: ?(?:ms|s|min|h|%|[KMG]i?B))?|on|off)"
@@ -172,7 +172,7 @@ func TestDefaultsInPages(t *testing.T) {
 	}
 	planted := "| constant | default |\n|---|---|\n| `cost.miss` | 5 | x |\n| `cost.tiers` | 1, 0.9, 0.5, 0.5 |\n\n" +
 		"| value | default |\n|---|---|\n| `cost.miss` | 4 |\n\n" +
-		"(`limits.max_body`, 33 MiB) `envoy.upload_timeout` (1\nmin) `check.every` of all (2,000 by default), `fail_closed: true`, default, " +
+		"(`limits.max_body`, 33 MiB) `envoy.upload_timeout` (1\nmin) `check.every` of all (2,000 by default), `access_log: true`, default, " +
 		"`side_channel_port` (5600) `side_channel_port` (5601) `limits.max_body`, 48 times\n```\n`drain`, 3 s;\n```\n"
 	wrong, seen := wrongDefaults(planted, keys)
 	if len(wrong) != 5 || seen != 8 {

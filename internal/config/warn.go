@@ -241,7 +241,7 @@ func (c *Config) warn(listed []Worker, note report) {
 		{!trusted && len(c.Routing.Objectives) > 0, "routing.objectives", unnamed},
 		{c.Quiet > c.Drain, "drain_quiet", fmt.Sprintf("%s is longer than drain (%s), which ends first: make it shorter", c.Quiet.Std(), c.Drain.Std())},
 		{c.Explain.Header, "explain.header", "tells every client what others have asked, to a block of tokens: keep it to tests"},
-		{t.SaltHeader != "" && t.Required && !c.Envoy.FailClosed, "tenants", "while Kvlane is down or late requests pass without a salt: set envoy.fail_closed: true, or the like in your gateway"},
+		{t.SaltHeader != "" && t.Required && !c.FailsClosed(), "tenants", "while Kvlane is down or late requests pass without a salt: leave out envoy.fail_closed: false, and let your gateway fail closed"},
 	})
 	for _, l := range c.listeners() {
 		if path, ok := l.socket(); ok && relative(path) {

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83832
+	totalLimit = 83879
 	totalGoal  = 62000
 )
 
@@ -33,15 +33,16 @@ var rooms = []struct {
 	limit, goal int
 	paths       []string
 }{
-	// 81 for unfinished bodies that give up their place: a client could take all of them (extproc/bodies.go).
-	{"heart", 22112, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	// 120 for unfinished bodies, which count from their headers and give up their place: a client could take all of them
+	// (extproc/bodies.go).
+	{"heart", 22151, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28704, 22000, []string{"internal/tokens"}},
 	{"fleet", 4734, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},
 	{"decide", 3162, 1700, []string{"internal/decide"}},
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	{"lab", 11637, 11700, []string{"internal/lab"}},
-	{"rim", 9192, 6000, []string{
+	{"rim", 9200, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

@@ -66,9 +66,7 @@ admin: {address: {{include "kvlane.envoyAddress" .Admin}}, ignore_global_conn_li
 dynamic_resources:
   ads_config: {api_type: GRPC, transport_api_version: V3, grpc_services: [{envoy_grpc: {cluster_name: kvlane,
     retry_policy: {retry_back_off: {base_interval: 0.1s, max_interval: 1s}}}}]}   # the defaults ask a Kvlane that was away anew only after up to 30 s
-{{- if .Paths}}
-layered_runtime: {layers: [{name: static, static_layer: {re2.max_program_size.error_level: 100000}}, {name: admin, admin_layer: {}}]}   # the paths are one expression; the default of 100 is too short for it
-{{- end}}
+layered_runtime: {layers: [{name: static, static_layer: {http.max_requests_per_io_cycle: 1{{if .Paths}}, re2.max_program_size.error_level: 100000{{end}}}}, {name: admin, admin_layer: {}}]}   # a burst of one connection takes turns with others and with Kvlane's answers; the paths are one expression, for which the default of 100 is too short
 overload_manager:
   refresh_interval: 0.25s
   resource_monitors:

@@ -90,14 +90,14 @@
 {{- end }}
 {{- with $v.models }}{{ $_ := set $c "models" . }}{{ end }}
 {{- if eq $v.mode "gateway" }}
-{{- $envoy := dict "message_timeout" $v.messageTimeout "stall_timeout" $v.stallTimeout }}
+{{- $envoy := dict "message_timeout" $v.messageTimeout "stall_timeout" $v.stallTimeout "fail_closed" (and (eq $v.provider.name "envoy-gateway") (include "kvlane.failOpen" (list $ $v.provider.envoyGateway.failOpen) | empty)) }}
 {{- if include "kvlane.observes" . }}{{ $_ := set $envoy "first_token" true }}{{ end }}
 {{- $_ := set $c "envoy" $envoy }}
 {{- else }}
 {{- $envoy := dict "ingress" (printf "0.0.0.0:%d" (int64 $v.proxy.port)) "admin" "127.0.0.1:9901" "message_timeout" $v.messageTimeout "stall_timeout" $v.stallTimeout "upload_timeout" $v.proxy.uploadTimeout "max_heap" (int64 $v.proxy.maxHeapBytes) }}
 {{- $_ := set $envoy "connection_age" (include "kvlane.connectionAge" .) }}
 {{- $_ := set $envoy "alternates" true }}
-{{- $_ := set $envoy "fail_closed" (not $v.proxy.failOpen) }}
+{{- $_ := set $envoy "fail_closed" (include "kvlane.failOpen" (list $ $v.proxy.failOpen) | empty) }}
 {{- $_ := set $envoy "first_token" $v.proxy.firstToken }}
 {{- $_ := set $envoy "access_log" (include "kvlane.accessLog" . | eq "true") }}
 {{- $_ := set $envoy "request_body" $v.proxy.requestBody }}
@@ -145,7 +145,7 @@
 {{- define "kvlane.envoyConfig" -}}
 {{- $p := .Values.proxy }}
 {{- $duplex := eq $p.requestBody "FULL_DUPLEX_STREAMED" }}
-{{- $clusters := list (dict "Name" "model_servers" "FailClosed" (not $p.failOpen)) }}
+{{- $clusters := list (dict "Name" "model_servers" "FailClosed" (include "kvlane.failOpen" (list . $p.failOpen) | empty)) }}
 {{- $prefill := include "kvlane.prefill" . }}
 {{- if $prefill }}{{ $clusters = append $clusters (dict "Name" "prefill_servers" "FailClosed" true) }}{{ end }}
 {{- $kvlane := include "kvlane.socket" . }}

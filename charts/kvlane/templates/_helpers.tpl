@@ -146,6 +146,13 @@ unix:/run/kvlane/kvlane.sock
 {{- default (ternary 600 120 $full) .Values.drainSeconds | int64 }}
 {{- end }}
 
+{{- /* Whether requests pass while Kvlane is down: of (root, the value); as config.Config.FailsClosed. */ -}}
+{{- define "kvlane.failOpen" -}}
+{{- $t := dig "tenants" (dict) (index . 0).Values.config }}
+{{- $v := index . 1 }}
+{{- if kindIs "bool" $v | ternary $v (not (and $t.salt_header (dig "required" true $t))) }}true{{ end }}
+{{- end }}
+
 {{- /* "true" if Envoy tells Kvlane the outcome of requests: by itself where the one that it tells is the one that decided. */ -}}
 {{- define "kvlane.accessLog" -}}
 {{- if kindIs "bool" .Values.proxy.accessLog }}
