@@ -325,7 +325,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 	g.setBlocks(from + n)
 	copy(g.own()[from:], own)
 	if from == 0 {
-		x.starts.insert(mixName(own[0]), placeAt(id, 0))
+		x.starts.insert(x.hasher.mixName(own[0]), placeAt(id, 0))
 	}
 	x.liveBlocks += int64(n)
 	blockNames := g.names()[from:]

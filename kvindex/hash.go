@@ -27,6 +27,7 @@ type Hasher struct {
 	chainKey, blockKey uint64
 	extraKey, extraMul uint64
 	textKey            uint64
+	nameKey, nameMul   uint64
 	position           [MaxBlockSize/2 + 2]uint64
 }
 
@@ -52,8 +53,13 @@ func NewHasher(key Key) *Hasher {
 	for i := range h.position {
 		h.position[i] = next()
 	}
+	h.nameKey, h.nameMul = next(), next()|1
 	return h
 }
+
+// mixName returns the key of a name in a table. Engines choose names: with a mix that they know, one could choose names
+// that collide, whose searches take time in proportion to their number and stop everybody.
+func (h *Hasher) mixName(name uint64) uint64 { return fold(name^h.nameKey, h.nameMul) }
 
 // Seed returns the parent of the first block of every prompt for this model, adapter and salt.
 // Prompts that differ in any of them share no hash.

@@ -347,7 +347,7 @@ func (x *Index) freeSegment(id uint32) {
 	g := x.seg(id)
 	// the first word of own is valid even when blocks() is 0
 	first := g[headWords+g.runRoom()]
-	x.starts.remove(mixName(first), placeAt(id, 0))
+	x.starts.remove(x.hasher.mixName(first), placeAt(id, 0))
 	x.arena.release(ref(x.segments[id] & (1<<handleBits - 1)))
 	x.segments[id] = (x.segments[id]>>handleBits+1)<<handleBits | noRecord
 	x.freed = append(x.freed, id)
@@ -368,7 +368,7 @@ func (x *Index) freeSegment(id uint32) {
 
 // findStart returns the segment whose first block has this hash, 0 if there is none.
 func (x *Index) findStart(h uint64) uint32 {
-	s, at, tag := x.starts.probe(mixName(h))
+	s, at, tag := x.starts.probe(x.hasher.mixName(h))
 	for {
 		p, after, ok := s.next(at, tag)
 		if !ok {
@@ -585,7 +585,7 @@ func (x *Index) rebuild(id uint32) {
 		copy(g.own(), own[from:to])
 		clear(g.names())
 		x.liveBlocks += int64(to - from)
-		x.starts.insert(mixName(own[from]), placeAt(fresh, 0))
+		x.starts.insert(x.hasher.mixName(own[from]), placeAt(fresh, 0))
 		for i, name := range names[from:to] {
 			if at := from + i; entered[at/64]>>(at%64)&1 != 0 || name != 0 && (at == from || at == to-1) {
 				x.name(g, name, placeAt(fresh, i)) // an end is likely to be removed next

@@ -10,6 +10,9 @@ import (
 	"unsafe"
 )
 
+// mixName makes numbers look random.
+func mixName(n uint64) uint64 { return fold(n^0x2d358dccaa6c78a5, 0x8bb84b93962eacc9) }
+
 func testTime(seconds int) time.Time { return time.Unix(int64(seconds), 0) }
 
 func mustIndex(t testing.TB, cfg Config) *Index {

@@ -102,7 +102,7 @@ func (x *Index) match(hashes []Hash, tokens, unused int, m *Matches) {
 // contains. Hashes are chained, so equal hashes at an offset imply that all before them are
 // equal: step compares the last one and, if it differs, does a binary search.
 func (x *Index) step(hashes []Hash) (segment, int) {
-	s, at, tag := x.starts.probe(mixName(uint64(hashes[0])))
+	s, at, tag := x.starts.probe(x.hasher.mixName(uint64(hashes[0])))
 	for {
 		p, after, ok := s.next(at, tag)
 		if !ok {

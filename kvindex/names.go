@@ -12,7 +12,7 @@ func (x *Index) name(g segment, name uint64, p place) {
 	if x.named(name) {
 		x.repeated++
 	}
-	x.names.insert(mixName(name), p)
+	x.names.insert(x.hasher.mixName(name), p)
 	g.names()[p.offset()] = name
 	g.entered()[p.offset()/64] |= 1 << (p.offset() % 64)
 }
@@ -43,7 +43,7 @@ func (x *Index) unname(g segment, p place) {
 	if len(x.leaving) == maxLeaving {
 		x.flushNames()
 	}
-	x.leaving = append(x.leaving, leaving{mixName(name), p})
+	x.leaving = append(x.leaving, leaving{x.hasher.mixName(name), p})
 	if x.repeated > 0 && x.named(name) {
 		x.repeated--
 	}
@@ -76,7 +76,7 @@ func (x *Index) nameAt(p place) uint64 {
 
 // named reports whether any block is entered under this name.
 func (x *Index) named(name uint64) bool {
-	s, at, tag := x.names.probe(mixName(name))
+	s, at, tag := x.names.probe(x.hasher.mixName(name))
 	for {
 		p, after, ok := s.next(at, tag)
 		if !ok {
@@ -191,7 +191,7 @@ func (x *Index) resolve(s Slot, name uint64) (place, bool) {
 
 // resolveEntered is resolve without the blocks whose names are deferred.
 func (x *Index) resolveEntered(s Slot, name uint64) (place, bool) {
-	sh, at, tag := x.names.probe(mixName(name))
+	sh, at, tag := x.names.probe(x.hasher.mixName(name))
 	sh.prefetch(at)
 	for {
 		p, after, ok := sh.next(at, tag)
@@ -213,7 +213,7 @@ func (x *Index) resolveEntered(s Slot, name uint64) (place, bool) {
 
 // locate finds a block by its name in the table and its own hash.
 func (x *Index) locate(canonical, own uint64) (place, bool) {
-	s, at, tag := x.names.probe(mixName(canonical))
+	s, at, tag := x.names.probe(x.hasher.mixName(canonical))
 	for {
 		p, after, ok := s.next(at, tag)
 		if !ok {
@@ -281,7 +281,7 @@ func (x *Index) removeOne(s Slot, t Tier, group int32, name uint64) bool {
 	if group != st.group {
 		return false
 	}
-	sh, at, tag := x.names.probe(mixName(name))
+	sh, at, tag := x.names.probe(x.hasher.mixName(name))
 	sh.prefetch(at)
 	for {
 		p, after, ok := sh.next(at, tag)

@@ -511,7 +511,7 @@ func (x *Index) loadSegment(l *loader, n int) {
 	g.setBlocks(n)
 	copy(g.own(), words[:n])
 	clear(g.names())
-	x.starts.insert(mixName(words[0]), placeAt(id, 0))
+	x.starts.insert(x.hasher.mixName(words[0]), placeAt(id, 0))
 	x.liveBlocks += int64(n)
 	for _, r := range runs {
 		x.hold(id, runSlot(r), runTier(r), runStart(r), runEnd(r))

@@ -215,7 +215,7 @@ func (x *Index) claimFresh(s Slot, last place, hashes []Hash, expires int64) (pl
 		names[from+i] = 0
 	}
 	if from == 0 {
-		x.starts.insert(mixName(own[0]), placeAt(id, 0))
+		x.starts.insert(x.hasher.mixName(own[0]), placeAt(id, 0))
 	}
 	x.liveBlocks += int64(n)
 	x.gate.open()

@@ -55,8 +55,6 @@ func zeros(w uint64) uint64 { return (w - lows) &^ w & highs }
 
 func markOf(tag uint64) uint64 { return max(tag&0xff, 1) }
 
-func mixName(name uint64) uint64 { return fold(name^0x2d358dccaa6c78a5, 0x8bb84b93962eacc9) }
-
 // cursorStep is the difference between the cursors of adjacent groups. A cursor encodes the
 // group being searched and the number of its places already searched.
 const cursorStep = 2 * groupSize

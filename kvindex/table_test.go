@@ -92,3 +92,25 @@ func checkShard(t *rapid.T, s *shard) {
 		t.Fatalf("got %d entries, counted %d", live, s.live)
 	}
 }
+
+// Engines choose the names of their blocks. Names that collide in one index do not in an index with another key: who does
+// not know the key cannot make a search of one compare with all others.
+func TestNamesThatCollideDependOnTheKey(t *testing.T) {
+	const bits = 16
+	one, other := NewHasher(Key{1}), NewHasher(Key{2})
+	again, spread := NewHasher(Key{1}), map[uint64]bool{}
+	n := 0
+	for name := uint64(1); n < 200; name++ {
+		if one.mixName(name)>>(64-bits) != 0 {
+			continue
+		}
+		n++
+		spread[other.mixName(name)>>(64-bits)] = true
+		if again.mixName(name) != one.mixName(name) {
+			t.Fatal("got two mixes of one name with the same key")
+		}
+	}
+	if len(spread) < n*9/10 {
+		t.Errorf("got %d places with another key for %d names that share one, want them apart", len(spread), n)
+	}
+}
