@@ -25,16 +25,15 @@ import (
 // maxReplays bounds concurrent replays: after a restart with a thousand feeds the engines' histories are fetched a few at a
 // time. workerReplays bounds those of one worker, whose replays may be slow or endless.
 // maxLarge bounds the large batches that are received or applied at a time: while one is applied, another arrives. A worker
-// has one of them, so that workers take turns.
-const maxReplays, workerReplays, maxLarge = 8, 2, 2
+// has one of them, so that workers take turns. maxPending and workerPending bound the bytes of batches that wait for a replay.
+const maxReplays, workerReplays, maxLarge, maxPending, workerPending = 8, 2, 2, 128 << 20, 32 << 20
 
 // feeds runs the event feeds of all workers.
 type feeds struct {
-	ctx    context.Context
-	cancel context.CancelFunc
-	limit  *semaphore.Weighted
-	large  *semaphore.Weighted
-	push   *feed.PushServer
+	ctx                   context.Context
+	cancel                context.CancelFunc
+	limit, large, pending *semaphore.Weighted
+	push                  *feed.PushServer
 
 	mu      sync.Mutex
 	running map[string]*feedHandle // by worker
@@ -56,9 +55,7 @@ type feedHandle struct {
 }
 
 func newFeeds() *feeds {
-	f := &feeds{
-		limit: semaphore.NewWeighted(maxReplays), large: semaphore.NewWeighted(maxLarge), running: map[string]*feedHandle{}, warm: map[kvindex.Target]warmTarget{},
-	}
+	f := &feeds{limit: semaphore.NewWeighted(maxReplays), large: semaphore.NewWeighted(maxLarge), pending: semaphore.NewWeighted(maxPending), running: map[string]*feedHandle{}, warm: map[kvindex.Target]warmTarget{}}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.push = feed.NewPushServer(f.accept)
 	f.push.Large = []*semaphore.Weighted{f.large}
@@ -83,7 +80,7 @@ const relayWait, feedLines, maxBatch = time.Second, 500, 16 << 20
 // startFeed follows a worker's events. A worker without events, or with events that cannot be followed, is routed by
 // load and by the prompts sent to it. resume has, by endpoint, the cursor to continue from; nil for the beginning.
 func (f *Fleet) startFeed(m *Member, all []Endpoint, resume []*feed.Cursor) *feedHandle {
-	h := &feedHandle{feeds: f.feeds, bySlot: map[kvindex.Slot]*feed.Feed{}, sink: &sink{fleet: f, m: m, endpoints: all, cursors: make([]feed.Cursor, len(all)), replays: semaphore.NewWeighted(workerReplays), large: semaphore.NewWeighted(1)}}
+	h := &feedHandle{feeds: f.feeds, bySlot: map[kvindex.Slot]*feed.Feed{}, sink: &sink{fleet: f, m: m, endpoints: all, cursors: make([]feed.Cursor, len(all)), replays: semaphore.NewWeighted(workerReplays), large: semaphore.NewWeighted(1), pending: []*semaphore.Weighted{semaphore.NewWeighted(workerPending), f.feeds.pending}}}
 	h.sink.log = f.Log.Sample(&zerolog.BurstSampler{Burst: feedLines, Period: 10 * time.Second})
 	switch m.Events.Endpoint {
 	case "":
@@ -121,7 +118,7 @@ func (f *Fleet) startFeed(m *Member, all []Endpoint, resume []*feed.Cursor) *fee
 func (f *Fleet) followRank(m *Member, all []Endpoint, i int, resume *feed.Cursor, into *sink) (*feed.Feed, error) {
 	src := feed.Source{
 		Worker: m.Name, Engine: feed.Engine(m.Engine), Rank: all[i].Target.Rank, BlockSize: m.BlockSize,
-		Topic: m.Events.Topic, Bind: m.Events.Bind, Replays: []*semaphore.Weighted{into.replays, f.feeds.limit}, Large: []*semaphore.Weighted{into.large, f.feeds.large}, Conn: zmtp.Options{MaxMessage: maxBatch},
+		Topic: m.Events.Topic, Bind: m.Events.Bind, Replays: []*semaphore.Weighted{into.replays, f.feeds.limit}, Large: []*semaphore.Weighted{into.large, f.feeds.large}, Conn: zmtp.Options{MaxMessage: maxBatch}, Machine: feed.MachineConfig{Pending: into.pending},
 	}
 	if strings.HasPrefix(m.Events.Endpoint, "http") {
 		if i > 0 {
@@ -230,15 +227,15 @@ func (m *Member) Finished(slot kvindex.Slot, t kvindex.Target, silent bool) {
 	}
 }
 
-// sink applies a worker's events to the index. It implements feed.Batcher and feed.Turner.
+// sink applies a worker's events to the index. It implements feed.Batcher, feed.Turner and feed.Limiter.
 type sink struct {
-	turn      sync.Mutex
-	fleet     *Fleet
-	m         *Member
-	endpoints []Endpoint
-	log       zerolog.Logger
-	replays   *semaphore.Weighted
-	large     *semaphore.Weighted
+	turn           sync.Mutex
+	fleet          *Fleet
+	m              *Member
+	endpoints      []Endpoint
+	log            zerolog.Logger
+	replays, large *semaphore.Weighted
+	pending        []*semaphore.Weighted
 	// cursors holds, by endpoint, the position up to which events are applied, zero if unknown. Guarded by feeds.snapshot.
 	cursors []feed.Cursor
 }
@@ -323,9 +320,12 @@ func (s *sink) Warn(t kvindex.Target, why feed.Reason, detail string) {
 
 func (s *sink) Turn() *sync.Mutex { return &s.turn }
 
+func (s *sink) Pending() []*semaphore.Weighted { return s.pending }
+
 var (
 	_ feed.Batcher = (*sink)(nil)
 	_ feed.Turner  = (*sink)(nil)
+	_ feed.Limiter = (*sink)(nil)
 )
 
 // FeedStatus returns the state of every feed, for the debug page, the metrics and

@@ -13,9 +13,9 @@ import (
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
 
-// zmqSockets listens at the ports of that many ranks, and returns the endpoint of the first. The sockets publish nothing,
-// and replay nothing, or never end to.
-func zmqSockets(t *testing.T, typ string, ranks int, endless bool) string {
+// zmqSockets listens at the ports of that many ranks, and returns the endpoint of the first. The sockets publish and replay
+// nothing, or the payload without end.
+func zmqSockets(t *testing.T, typ string, ranks int, payload []byte) string {
 	t.Helper()
 	for {
 		var list []net.Listener
@@ -31,14 +31,14 @@ func zmqSockets(t *testing.T, typ string, ranks int, endless bool) string {
 		}
 		if len(list) == ranks {
 			for _, l := range list {
-				serveZMQ(l, typ, endless)
+				serveZMQ(l, typ, payload)
 			}
 			return "tcp://" + list[0].Addr().String()
 		}
 	}
 }
 
-func serveZMQ(l net.Listener, typ string, endless bool) {
+func serveZMQ(l net.Listener, typ string, payload []byte) {
 	greeting := make([]byte, 64)
 	copy(greeting, "\xff\x00\x00\x00\x00\x00\x00\x00\x00\x7f\x03\x01NULL")
 	ready := "\x05READY\x0bSocket-Type\x00\x00\x00" + string(rune(len(typ))) + typ
@@ -53,13 +53,14 @@ func serveZMQ(l net.Listener, typ string, endless bool) {
 			go func() {
 				defer c.Close()
 				_, _ = c.Write(hello)
-				if typ == "ROUTER" && !endless {
+				if typ == "ROUTER" && payload == nil {
 					_, _ = c.Write(empty)
 				}
 				go func() {
-					for seq := uint64(0); endless; seq++ {
-						message := append(binary.BigEndian.AppendUint64([]byte{1, 0, 1, 8}, seq), 0, 3, 0x92, 0, 0x90)
-						if _, err := c.Write(message); err != nil {
+					for seq := uint64(0); payload != nil; seq++ {
+						message := append(binary.BigEndian.AppendUint64([]byte{1, 0, 1, 8}, seq), 2)
+						message = binary.BigEndian.AppendUint64(message, uint64(len(payload)))
+						if _, err := c.Write(append(message, payload...)); err != nil {
 							return
 						}
 						time.Sleep(10 * time.Millisecond)
@@ -71,11 +72,13 @@ func serveZMQ(l net.Listener, typ string, endless bool) {
 	}()
 }
 
+var noEvents = []byte{0x92, 0, 0x90}
+
 // A worker whose replays never end delays no replay of another.
 func TestReplaysOfAWorkerDelayNoOther(t *testing.T) {
 	const ranks = 2 * maxReplays
 	slow := worker("slow", ranks)
-	slow.Events.Endpoint, slow.Events.Replay = zmqSockets(t, "PUB", ranks, false), zmqSockets(t, "ROUTER", ranks, true)
+	slow.Events.Endpoint, slow.Events.Replay = zmqSockets(t, "PUB", ranks, nil), zmqSockets(t, "ROUTER", ranks, noEvents)
 	f := newFleet(t, "", slow)
 	state := func(worker string) (states []feed.State) {
 		for _, s := range f.FeedStatus() {
@@ -91,7 +94,7 @@ func TestReplaysOfAWorkerDelayNoOther(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	good := worker("good", 1)
-	good.Events.Endpoint, good.Events.Replay = zmqSockets(t, "PUB", 1, false), zmqSockets(t, "ROUTER", 1, false)
+	good.Events.Endpoint, good.Events.Replay = zmqSockets(t, "PUB", 1, nil), zmqSockets(t, "ROUTER", 1, nil)
 	f.SetWorkers([]workers.Worker{slow, good})
 	for end := time.Now().Add(10 * time.Second); len(state("good")) == 0 || state("good")[0] != feed.Live; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {

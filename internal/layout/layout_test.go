@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83883
+	totalLimit = 83914
 	totalGoal  = 62000
 )
 
@@ -35,7 +35,8 @@ var rooms = []struct {
 }{
 	// 120 for unfinished bodies, which count from their headers and give up their place: a client could take all of them
 	// (extproc/bodies.go).
-	{"heart", 22155, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	// 31 for the room of batches that wait for replays, which took 9 MiB for each rank (kvindex/feed/machine.go).
+	{"heart", 22186, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28704, 22000, []string{"internal/tokens"}},
 	{"fleet", 4734, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},

@@ -380,22 +380,14 @@ func (f *Feed) runReplay(ctx context.Context, a Action) error {
 }
 
 // acquire takes a place in each limit, in order.
-func acquire(ctx context.Context, limits []*semaphore.Weighted) (release func(), err error) {
-	taken := 0
-	release = func() {
-		for _, limit := range limits[:taken] {
-			limit.Release(1)
-		}
-		taken = 0
-	}
-	for _, limit := range limits {
+func acquire(ctx context.Context, limits []*semaphore.Weighted) (done func(), err error) {
+	for i, limit := range limits {
 		if err := limit.Acquire(ctx, 1); err != nil {
-			release()
-			return release, err
+			release(limits[:i], 1)
+			return func() {}, err
 		}
-		taken++
 	}
-	return release, nil
+	return sync.OnceFunc(func() { release(limits, 1) }), nil
 }
 
 // inbox is a connection on which a large batch occupies places in Source.Large from before its receipt until the next

@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"hash/crc32"
 	"slices"
+
+	"golang.org/x/sync/semaphore"
 )
 
 // State is how far a feed's events can be trusted.
@@ -67,6 +69,9 @@ type MachineConfig struct {
 	// batches to a machine that is Full. One passed nevertheless, or of more than LargeBatch bytes, is dropped, counted, and
 	// fetched by another replay.
 	MaxPending int
+	// Pending limit the bytes of live batches that wait, such as those of a worker and those of the process: a batch that
+	// would exceed one of them is dropped in the same way. Only TryAcquire and Release are called.
+	Pending []*semaphore.Weighted
 	// Attempts is how many replays without progress are made before the missing batches count as lost; default 3.
 	Attempts int
 	// SilentAfter is how many finished requests without an event make a feed suspect; default 16.
@@ -128,7 +133,7 @@ type Counts struct {
 	Recovered  uint64 `json:"recovered"`  // batches applied from replays
 	Restarts   uint64 `json:"restarts"`   // engine restarts
 	Clears     uint64 `json:"clears"`     // clears of the targets
-	Overflows  uint64 `json:"overflows"`  // live batches dropped because MaxPending was reached
+	Overflows  uint64 `json:"overflows"`  // live batches dropped because a limit was reached
 	Replays    uint64 `json:"replays"`    // replays requested
 	Failures   uint64 `json:"failures"`   // replays that failed
 	Silences   uint64 `json:"silences"`   // times the feed became suspect
@@ -418,19 +423,39 @@ func (m *Machine) gap(seq uint64) {
 
 // hold keeps a copy of a live batch until the replay has ended.
 func (m *Machine) hold(seq uint64, payload []byte) {
-	if m.Full() || len(payload) > LargeBatch {
+	if m.Full() || len(payload) > LargeBatch || !m.reserve(len(payload)+perPending) {
 		m.counts.Overflows++
 		m.overflowed = true
 		return
 	}
 	m.pending = append(m.pending, batch{seq, bytes.Clone(payload)})
-	m.pendingBytes += len(payload) + perPending
 }
 
 // perPending is the memory of a waiting batch in addition to its payload, in bytes.
 const perPending = 64
 
-func (m *Machine) dropPending() { m.pending, m.pendingBytes, m.overflowed = nil, 0, false }
+// reserve takes n bytes of each limit, or of none.
+func (m *Machine) reserve(n int) bool {
+	for i, limit := range m.cfg.Pending {
+		if !limit.TryAcquire(int64(n)) {
+			release(m.cfg.Pending[:i], n)
+			return false
+		}
+	}
+	m.pendingBytes += n
+	return true
+}
+
+func release(limits []*semaphore.Weighted, n int) {
+	for _, limit := range limits {
+		limit.Release(int64(n))
+	}
+}
+
+func (m *Machine) dropPending() {
+	release(m.cfg.Pending, m.pendingBytes)
+	m.pending, m.pendingBytes, m.overflowed = nil, 0, false
+}
 
 // settle applies the waiting batches after a replay has ended (ok) or was abandoned. A batch after a further gap waits
 // for another replay if the last one made progress; otherwise the missing batches are lost.
@@ -445,9 +470,11 @@ func (m *Machine) settle(ok bool) {
 		m.pending[0] = batch{}
 		m.pending = m.pending[1:]
 		m.pendingBytes -= len(b.payload) + perPending
+		release(m.cfg.Pending, len(b.payload)+perPending)
 		ask = ok
 	}
-	over := m.overflowed
+	// Most of those that were dropped came before the replay began, so that it had them too.
+	over := m.overflowed && m.next <= m.live
 	m.dropPending()
 	switch {
 	case over && ok:

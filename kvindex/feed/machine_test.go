@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
+	"golang.org/x/sync/semaphore"
 	"pgregory.net/rapid"
 
 	"github.com/kvlane/kvlane/kvindex/feed"
@@ -147,7 +148,11 @@ func (e *engineModel) publish() uint64 {
 func TestMachineKeepsItsLaw(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		replay := rapid.Bool().Draw(t, "replay")
-		m := feed.NewMachine(feed.MachineConfig{Replay: replay, MaxPending: rapid.SampledFrom([]int{100, 1 << 20}).Draw(t, "max pending"), SilentAfter: 3})
+		room := rapid.SampledFrom([]int64{0, 150, 1 << 20}).Draw(t, "room")
+		own, shared := semaphore.NewWeighted(1<<20), semaphore.NewWeighted(room)
+		m := feed.NewMachine(feed.MachineConfig{Replay: replay, MaxPending: rapid.SampledFrom([]int{100, 1 << 20}).Draw(t, "max pending"), SilentAfter: 3,
+			Pending: []*semaphore.Weighted{own, shared}})
+		var others int64 // bytes of shared that other feeds have
 		incarnation := 0
 		engine := &engineModel{name: "e0.", memory: rapid.IntRange(1, 12).Draw(t, "memory")}
 		type job struct {
@@ -224,6 +229,13 @@ func TestMachineKeepsItsLaw(t *testing.T) {
 				}
 			case "finish":
 				do(m.Finished())
+			case "others":
+				if shared.TryAcquire(70) {
+					others += 70
+				} else {
+					shared.Release(others)
+					others = 0
+				}
 			case "replay":
 				if want.Kind != feed.Replay || !connected {
 					return
@@ -248,7 +260,7 @@ func TestMachineKeepsItsLaw(t *testing.T) {
 				do(m.ReplayEnd(j.epoch, !j.fail))
 			}
 		}
-		ops := []string{"publish", "publish", "deliver", "deliver", "deliver", "lose", "double", "up", "down", "restart", "replay", "replay", "replay", "finish"}
+		ops := []string{"publish", "publish", "deliver", "deliver", "deliver", "lose", "double", "up", "down", "restart", "replay", "replay", "replay", "finish", "others"}
 		for range rapid.IntRange(0, 120).Draw(t, "steps") {
 			step(rapid.SampledFrom(ops).Draw(t, "op"), rapid.IntRange(0, 5).Draw(t, "replay fails") == 0)
 		}
@@ -282,7 +294,89 @@ func TestMachineKeepsItsLaw(t *testing.T) {
 		if c := m.Cursor(); c.Next != engine.next {
 			t.Fatalf("got cursor %d, engine at %d", c.Next, engine.next)
 		}
+		if m.Down(); !own.TryAcquire(1<<20) || !shared.TryAcquire(room-others) {
+			t.Fatal("got room that stays taken after the connection")
+		}
 	})
+}
+
+// Ranks that all miss a batch, whose replays run two at a time, and which share room for one batch each or none, while their
+// engines go on publishing: all catch up, and nothing is lost.
+func TestRanksWithoutRoomCatchUp(t *testing.T) {
+	const ranks, every, lasts = 64, 8, 3      // the steps between two batches, and those of a replay
+	for _, batches := range []int{0, ranks} { // that there is room for
+		shared := semaphore.NewWeighted(int64(batches * 80))
+		type rank struct {
+			*feed.Machine
+			next    uint64 // of its engine
+			applied uint64
+			want    feed.Action // the replay that it asked for last
+			until   int         // when its replay ends, if it runs
+			has     uint64      // and the batch at which its engine ends it
+		}
+		var all []*rank
+		var queue []*rank
+		overflows, live := uint64(0), 0
+		for range ranks {
+			all = append(all, &rank{Machine: feed.NewMachine(feed.MachineConfig{Replay: true, Pending: []*semaphore.Weighted{shared}})})
+		}
+		do := func(r *rank, actions []feed.Action) {
+			for _, a := range actions {
+				switch a.Kind {
+				case feed.Apply:
+					if a.Seq != r.applied || string(a.Payload) != string(payloadOf("a", a.Seq)) {
+						t.Fatalf("got %d applied (%s), want %d", a.Seq, a.Payload, r.applied)
+					}
+					r.applied++
+				case feed.Clear:
+					t.Fatal("got a clear")
+				case feed.Replay:
+					r.want = a
+					queue = append(queue, r)
+				}
+			}
+		}
+		for _, r := range all {
+			do(r, r.Up())
+			r.next++ // lost
+		}
+		running := map[*rank]bool{}
+		step := 0
+		for ; live < ranks && step < 20_000; step++ {
+			for len(running) < 2 && len(queue) > 0 {
+				r := queue[0]
+				queue, running[r] = queue[1:], true
+				r.until, r.has = step+lasts, r.next
+			}
+			live = 0
+			for i, r := range all {
+				if (step+i)%every == 0 {
+					r.next++
+					do(r, r.Live(r.next-1, payloadOf("a", r.next-1)))
+				}
+				if running[r] && r.until == step {
+					delete(running, r)
+					for n := r.want.Seq; n < r.has; n++ {
+						do(r, r.Replayed(r.want.Epoch, n, payloadOf("a", n)))
+					}
+					do(r, r.ReplayEnd(r.want.Epoch, true))
+				}
+				if r.State() == feed.Live {
+					live++
+				}
+			}
+		}
+		for _, r := range all {
+			overflows += r.Counts().Overflows
+			if c := r.Counts(); r.State() != feed.Live || r.applied != r.next || c.Lost > 0 || c.Clears > 0 {
+				t.Fatalf("room for %d batches, step %d: got %s, %d of %d batches, %+v", batches, step, r.State(), r.applied, r.next, c)
+			}
+		}
+		if overflows < ranks || !shared.TryAcquire(int64(batches*80)) {
+			t.Errorf("room for %d batches: got %d overflows, or room that stays taken", batches, overflows)
+		}
+		t.Logf("room for %d batches: live after %d steps, %d overflows", batches, step, overflows)
+	}
 }
 
 func cut(p string) (engine string, seq uint64) {

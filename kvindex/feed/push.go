@@ -54,6 +54,7 @@ func (s *PushServer) Forget(worker string) {
 		if t.Worker == worker {
 			p.mu.enter()
 			p.gone = true
+			p.a.machine.dropPending()
 			if p.stop != nil {
 				p.stop()
 				p.stop = nil
@@ -224,6 +225,9 @@ func (s *PushServer) publisher(src Source, hello *kvlanev1.Hello) (*publisher, e
 		if c, ok := s.resume[t]; ok {
 			src.Machine.Resume = &c
 			delete(s.resume, t)
+		}
+		if l, ok := sink.(Limiter); ok {
+			src.Machine.Pending = l.Pending()
 		}
 		p = &publisher{mu: newGuard(sink), timeout: time.NewTimer(0)}
 		p.a = applier{mu: p.mu, src: &src, dec: &pushDecoder{NewDecoder(src.Engine, src.BlockSize)}, sink: sink, machine: NewMachine(src.Machine), counters: newCounters(), targets: []kvindex.Target{t}}

@@ -3,6 +3,8 @@ package feed
 import (
 	"sync"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/kvlane/kvlane/kvindex"
 )
 
@@ -25,6 +27,12 @@ type Turner interface {
 	Sink
 	// Turn returns the lock that a feed holds while it processes a batch. It is always the same.
 	Turn() *sync.Mutex
+}
+
+// Limiter is a Sink whose pushed batches have the limits of MachineConfig.Pending.
+type Limiter interface {
+	Sink
+	Pending() []*semaphore.Weighted
 }
 
 // guard protects machines: turn is held while they get input and their actions run, the mutex also while their state is
