@@ -61,8 +61,11 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 		return nil, j.fail(415, "kvlane_compressed_body", "the request's body is compressed (content-encoding: "+observe.Clip(coding)+
 			"), and engines do not decompress: send it as it is, or let a decompressor filter stand before Kvlane")
 	}
-	j.s.turn.Tenant, _ = j.headers(j.d.cfg.Tenants.SaltHeader)
-	err := j.d.cache.Parse(j.s.turn, j.api, j.r.Body)
+	var err error
+	if j.s.turn.Tenant, err = j.tenant(); err != nil {
+		return nil, err
+	}
+	err = j.d.cache.Parse(j.s.turn, j.api, j.r.Body)
 	req := j.s.turn.Request
 	if unread, ok := errors.AsType[*body.UnreadError](err); ok {
 		j.degraded, j.entry.Refusal = degradedBody, unread.Reason
@@ -147,11 +150,13 @@ func (j *job) readUnknown() (*input, error) {
 		return nil, err
 	}
 	j.stored.Tokens = 0 // nothing is computed
-	if t := &j.d.cfg.Tenants; t.SaltHeader != "" && t.Required && j.stored.Root == nil && (len(j.r.Body) > 0 || j.r.Partial) {
+	if len(j.r.Body) > 0 || j.r.Partial {
 		if _, err := j.tenant(); err != nil {
 			return nil, err
 		}
-		return nil, j.fail(400, "kvlane_tenant_not_salted", "this API is not known to separate the caches of tenants (tenants.required)")
+		if t := &j.d.cfg.Tenants; t.SaltHeader != "" && t.Required && j.stored.Root == nil {
+			return nil, j.fail(400, "kvlane_tenant_not_salted", "this API is not known to separate the caches of tenants (tenants.required)")
+		}
 	}
 	_, upgrades := j.r.Header("upgrade") // a content-type of the upgrade request says nothing about what the WebSocket carries
 	kind, _ := j.r.Header("content-type")
@@ -182,12 +187,11 @@ func (j *job) findStored(text string) error {
 		return nil
 	}
 	tenant, err := j.tenant()
-	tenants := j.d.cfg.Tenants.SaltHeader != ""
-	if err != nil && tenants {
+	if err != nil {
 		return err
 	}
 	var ok bool
-	if j.stored, ok = j.d.responses.Read(j.d.fleet.View(), tenant, text); !ok && tenants {
+	if j.stored, ok = j.d.responses.Read(j.d.fleet.View(), tenant, text); !ok && j.d.cfg.Tenants.SaltHeader != "" {
 		return j.failure("kvlane_response_not_found", body.Failure{Status: http.StatusNotFound, Param: "response_id",
 			Message: "Response with id '" + observe.Clip(text) + "' not found."})
 	}

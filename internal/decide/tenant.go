@@ -11,14 +11,15 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/shape"
 )
 
-// tenant returns the tenant in the gateway's header, "" if none. Of two such headers one may be the client's.
+// tenant returns the tenant in the gateway's header, "" if none. Of two such headers one may be the client's. It comes
+// before the parsing of the body, which may be large.
 func (j *job) tenant() (string, error) {
 	t := &j.d.cfg.Tenants
 	name, n := j.headers(t.SaltHeader)
 	switch {
 	case n > 1:
 		return "", j.fail(403, "kvlane_tenant_ambiguous", "the request names more than one tenant")
-	case name == "" && t.Required:
+	case name == "" && t.Required && t.SaltHeader != "":
 		return "", j.fail(403, "kvlane_tenant_missing", "the request names no tenant")
 	}
 	return name, nil
@@ -34,16 +35,13 @@ func (j *job) headers(name string) (value string, n int) {
 	return value, n
 }
 
-// readTenant sets the salt of a request. The client's own salt still separates caches within a tenant. No client can
+// readTenant sets the salt of a request, whose tenant is valid. The client's own salt still separates caches within a tenant. No client can
 // produce the salt of another tenant, or of requests without a tenant.
 func (j *job) readTenant(in *input) error {
 	if j.d.cfg.Tenants.SaltHeader == "" {
 		return nil
 	}
-	name, err := j.tenant()
-	if err != nil {
-		return err
-	}
+	name, _ := j.headers(j.d.cfg.Tenants.SaltHeader)
 	if in.body.NamesShared() {
 		return j.fail(400, "kvlane_tenant_not_salted", "engines keep sessions, and media by uuid or hash, for all tenants alike: leave these fields out")
 	}

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -170,6 +171,50 @@ func TestRequestsWithoutATenantShareACache(t *testing.T) {
 	r.Headers = []extproc.Header{{Name: saltHeader, Value: "a"}, {Name: saltHeader, Value: "b"}}
 	if d := b.Decide(t.Context(), r); d.Reject == nil || d.Reject.Status != 403 || !strings.Contains(string(d.Reject.Body), `"type":"permission_error"`) {
 		t.Errorf("two tenants: got %+v, want 403 with an error type", d.Reject)
+	}
+}
+
+// A request that is refused for its tenant costs no parsing of its body.
+func TestTenantsAreCheckedBeforeBodiesAreParsed(t *testing.T) {
+	one, two := []string{saltHeader, "a"}, []string{saltHeader, "a", saltHeader, "b"}
+	for yaml, refused := range map[string]map[int]string{
+		"tenants: {salt_header: x-tenant}\n":                  {0: "kvlane_tenant_missing", 2: "kvlane_tenant_ambiguous"},
+		"tenants: {salt_header: x-tenant, required: false}\n": {2: "kvlane_tenant_ambiguous"},
+		"tenants: {header: x-tenant}\n":                       {},
+		"":                                                    {},
+	} {
+		b := newBench(t, yaml, worker("a", 1))
+		for n, headers := range map[int][]string{0: nil, 1: one, 2: two} {
+			for _, text := range []string{completion(300, ""), `{"model":"demo","prompt":"`} {
+				j := &job{d: b.Decider, s: newScratch(), r: b.request("/v1/completions", text, headers...), api: body.Completions}
+				j.entry = observe.NewEntry(j.r, time.Now())
+				_, err := j.read(t.Context(), t.Context())
+				got, parsed := "", j.s.turn.Request != nil
+				if answer, ok := errors.AsType[*answerError](err); ok {
+					got = answer.Reject.Details
+				}
+				want := refused[n]
+				if want == "" && text[len(text)-1] != '}' {
+					want = "kvlane_invalid_json"
+				}
+				if got != want || parsed != (refused[n] == "") {
+					t.Errorf("%q, %d tenants, %.40s: got %q, body parsed: %v, want %q, %v", yaml, n, text, got, parsed, want, refused[n] == "")
+				}
+			}
+			got := "" // of a path that is not known, where what engines refuse too is left to them
+			if d := b.Decide(t.Context(), b.request("/other", `{"prompt":`, headers...)); d.Reject != nil {
+				got = d.Reject.Details
+			} else {
+				end(&d, 200)
+			}
+			want := refused[n]
+			if n == 1 && refused[0] != "" {
+				want = "kvlane_tenant_not_salted"
+			}
+			if got != want {
+				t.Errorf("%q, %d tenants, another path: got %q, want %q", yaml, n, got, want)
+			}
+		}
 	}
 }
 

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83914
+	totalLimit = 83920
 	totalGoal  = 62000
 )
 
@@ -40,7 +40,7 @@ var rooms = []struct {
 	{"tokens", 28704, 22000, []string{"internal/tokens"}},
 	{"fleet", 4734, 3500, []string{"internal/fleet", "internal/workers"}},
 	{"observe", 1650, 1300, []string{"internal/observe"}},
-	{"decide", 3162, 1700, []string{"internal/decide"}},
+	{"decide", 3168, 1700, []string{"internal/decide"}},
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	{"lab", 11637, 11700, []string{"internal/lab"}},
 	{"rim", 9200, 6000, []string{
