@@ -22,7 +22,7 @@ const (
 // Flow is the queue for requests that would wait in engines.
 type Flow struct {
 	Requests    int                `yaml:"max_requests" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Maximum number of waiting requests; 0: no queue, requests wait in engines. A full queue makes room by dropping requests of lower priority, then of the tenant that takes the most of its band."`
-	Bytes       Bytes              `yaml:"max_bytes" jsonschema_description:"Memory of the bodies of waiting requests, which count in limits.bodies_in_flight too. 0: no limit."`
+	Bytes       Bytes              `yaml:"max_bytes" jsonschema_description:"Memory of the bodies of waiting requests, which count in limits.bodies_in_flight too, and of the token ids that they keep, 4 bytes each (hand_ids: true, or prefill pools). 0: no limit."`
 	Timeout     Duration           `yaml:"timeout" jsonschema_description:"Longest wait; after that the request is answered 429. Must be shorter than envoy.message_timeout."`
 	ZeroWorkers Duration           `yaml:"zero_workers" jsonschema_description:"Longest wait of requests that arrive while no worker can serve them, such as those of a pool that scales from zero; 0s: they are answered 503. Must be shorter than envoy.message_timeout."`
 	Hold        int64              `yaml:"hold_tokens" jsonschema:"minimum=0,maximum=10000000" jsonschema_description:"A request waits here while its best target has more uncached tokens than this queued. One step of the engine keeps it busy. 0: requests wait only at the limits of routing.policy.limits."`
@@ -38,7 +38,7 @@ type Band struct {
 	Priority int      `yaml:"priority" jsonschema_description:"The priority; greater ones are served first, those below 0 may be shed for others."`
 	Models   []string `yaml:"models" jsonschema_description:"Models whose requests have this priority unless a trusted header says otherwise."`
 	Requests int      `yaml:"max_requests" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Maximum number of waiting requests of the band; 0: flow.max_requests."`
-	Bytes    Bytes    `yaml:"max_bytes" jsonschema_description:"Memory of the bodies of its waiting requests; 0: flow.max_bytes."`
+	Bytes    Bytes    `yaml:"max_bytes" jsonschema_description:"The same for its waiting requests; 0: flow.max_bytes."`
 	Timeout  Duration `yaml:"timeout" jsonschema_description:"Longest wait of its requests; 0s: flow.timeout."`
 }
 

@@ -529,12 +529,42 @@ func TestANewConversationWaitsForTheMemory(t *testing.T) {
 	b.idle()
 }
 
+// The ids that a waiting request keeps count in the queue's bytes, 4 each. Those that are made anew, or not handed on, do not.
+func TestIDsOfWaitingRequestsCount(t *testing.T) {
+	for _, c := range []struct {
+		hand  *bool
+		bytes int
+		want  string // for a second request
+	}{{nil, 1000, ""}, {new(false), 1000, ""}, {new(true), 1000, "429 kvlane_queue_full 1"}, {new(true), 2000, ""}} {
+		b := flowBench(t, fmt.Sprintf(", max_bytes: %dB", c.bytes), "")
+		b.Fleet().Model("demo").Config.HandIDs = c.hand
+		running, _ := b.ask("/v1/completions", text("sea", 100))
+		body := text("one", 90) // 400 bytes, and as many of ids
+		first := b.sendBody(1, body)
+		second := b.sendBody(0, body)
+		if c.want == "" {
+			b.untilWaiting(2)
+		} else if got := refusal(<-second.done); got != c.want {
+			t.Errorf("ids handed on %v, %d bytes: got %s for the second request of %d bytes, want %s", c.hand, c.bytes, got, len(body), c.want)
+		}
+		running.Ticket.End(time.Now())
+		for _, a := range []*asked{first, second}[:2-min(len(c.want), 1)] {
+			d := <-a.done
+			if d.Reject != nil {
+				t.Fatalf("got %s, want a place", refusal(d))
+			}
+			d.Ticket.End(time.Now())
+		}
+		b.idle()
+	}
+}
+
 // Ids that the engine gets are those of the prompt after a wait, too.
 func TestIDsAreHandedOnAfterAWait(t *testing.T) {
 	for _, hand := range []bool{false, true} {
 		b := flowBench(t, "", "")
 		b.Fleet().Model("demo").Config.HandIDs = &hand
-		running, _ := b.ask("/v1/completions", text("sea", 100))
+		running, _ := b.ask("/v1/completions", text("sea", 3000)) // its memory is used again
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan extproc.Decision, 1)
 		r := b.request("/v1/chat/completions", `{"model":"demo","messages":[{"role":"user","content":"`+strings.Repeat("one ", 100)+`"}]}`)
@@ -542,8 +572,9 @@ func TestIDsAreHandedOnAfterAWait(t *testing.T) {
 		b.untilWaiting(1)
 		b.mu.Lock()
 		for _, q := range b.waiting.byID {
-			if kept := q.work.tokens.ids != nil; kept != hand || q.work.tokens.n < 100 {
-				t.Errorf("hand_ids %v: got ids kept %v of %d while it waits, want %v of 100 at least", hand, kept, q.work.tokens.n, hand)
+			ids := q.work.tokens.ids
+			if kept := ids != nil; kept != hand || q.work.tokens.n < 100 || cap(ids) > 2*len(ids) {
+				t.Errorf("hand_ids %v: got ids kept %v of %d while it waits, in memory for %d, want %v of 100 at least", hand, kept, q.work.tokens.n, cap(ids), hand)
 			}
 		}
 		b.mu.Unlock()

@@ -191,7 +191,7 @@ func TestTenantsAreCheckedBeforeBodiesAreParsed(t *testing.T) {
 				_, err := j.read(t.Context(), t.Context())
 				got, parsed := "", j.s.turn.Request != nil
 				if answer, ok := errors.AsType[*answerError](err); ok {
-					got = answer.Reject.Details
+					got = answer.Details
 				}
 				want := refused[n]
 				if want == "" && text[len(text)-1] != '}' {

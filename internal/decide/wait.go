@@ -93,7 +93,7 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 	q.deadline = now + longest
 	n := routing.Waiter{ID: q.id, Lane: lane, Priority: w.query.Priority, Tokens: w.uncached(), Since: now, Deadline: q.deadline}
 	if flow.Requests > 0 {
-		n.Tenant, n.Bytes = w.flowTenant(flow), int64(len(w.r.Body))
+		n.Tenant, n.Bytes = w.flowTenant(flow), int64(len(w.r.Body)+4*len(w.lastingIDs()))
 		n.Weight = flow.Weights[n.Tenant]
 		switch flow.Order {
 		case config.OrderShort:
@@ -123,12 +123,8 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 func (w *work) slim() {
 	s := w.s
 	w.s = &scratch{hashes: slices.Clone(s.hashes), others: s.others, prefix: slices.Clone(s.prefix), exclude: slices.Clone(s.exclude), waited: true}
-	w.query.Prefix, w.query.Exclude, w.query.Subset = w.s.prefix, w.s.exclude, nil                       // each attempt sets the subset
-	if m := w.in.model; w.d.legs == nil && (m == nil || m.Config.HandIDs == nil || !*m.Config.HandIDs) { // nothing needs the ids again
-		w.tokens.ids = nil
-	} else {
-		s.ids = nil // they may be there
-	}
+	w.query.Prefix, w.query.Exclude, w.query.Subset = w.s.prefix, w.s.exclude, nil // each attempt sets the subset
+	w.tokens.ids = slices.Clone(w.lastingIDs())                                    // those may be in larger memory of s
 	if w.in.body != nil {
 		r := *w.in.body
 		r.Elements = nil
@@ -136,6 +132,14 @@ func (w *work) slim() {
 	}
 	w.ex, s.turn = nil, &conv.Turn{} // the old turn may own the memory of the body
 	w.d.keepScratch(s)
+}
+
+// lastingIDs returns the ids of the prompt if they are needed again after a wait, else nil.
+func (w *work) lastingIDs() []uint32 {
+	if m := w.in.model; w.d.legs == nil && (m == nil || m.Config.HandIDs == nil || !*m.Config.HandIDs) {
+		return nil
+	}
+	return w.tokens.ids
 }
 
 // turnedAway is the answer to a request that could not be placed because of err and may not wait, or not any longer.
