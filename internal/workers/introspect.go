@@ -90,7 +90,7 @@ func (a *Asker) Ask(ctx context.Context, address string) (Facts, error) {
 			continue
 		}
 		next := f
-		if q.read(&next, body, host) == nil { // another server may answer at that path
+		if e := &next.Events; q.read(&next, body, host) == nil && max(len(e.Endpoint), len(e.Replay), len(e.Topic)) <= maxListed { // else another server
 			f = next
 		}
 	}
@@ -111,7 +111,7 @@ type Listed struct {
 	MaxModelLen json.RawMessage `json:"max_model_len,omitempty"`
 }
 
-// maxListed bounds a field of a Listed in bytes, maxModels the models of an engine that count.
+// maxListed bounds a field of a Listed or of Facts.Events in bytes, maxModels the models of an engine that count.
 const maxListed, maxModels = 1024, 1024
 
 func (l *Listed) clip() {

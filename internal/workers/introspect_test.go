@@ -139,6 +139,32 @@ func TestAListOfModelsIsBounded(t *testing.T) {
 	}
 }
 
+// A topic is kept and sent to the engine as the subscription, and endpoints are kept: long ones count as no answer.
+func TestSourcesOfEventsAreBounded(t *testing.T) {
+	said := `{"0":{"enable_kv_cache_events":true,"endpoint":"tcp://%s:5557","replay_endpoint":"tcp://%s:5558","topic":"%s"}}`
+	var answer string
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/kv_event_sources" {
+			http.NotFound(w, r)
+			return
+		}
+		_, _ = w.Write([]byte(answer))
+	}))
+	defer s.Close()
+	a := NewAsker(5 * time.Second)
+	defer a.Close()
+	long := strings.Repeat("t", maxListed+1)
+	for text, known := range map[string]bool{
+		fmt.Sprintf(said, "*", "*", long[1:]): true, fmt.Sprintf(said, "*", "*", long): false, fmt.Sprintf(said, long, "*", "kv"): false, fmt.Sprintf(said, "*", long, "kv"): false,
+	} {
+		answer = text
+		f, err := a.Ask(t.Context(), s.Listener.Addr().String())
+		if err != nil || (f.Events.Endpoint != "") != known || (f.Engine != "") != known {
+			t.Errorf("%.90s: got %.90q, %v, want known %v", answer, f.Events.Endpoint, err, known)
+		}
+	}
+}
+
 func TestAnEngineSendsUsNowhere(t *testing.T) {
 	var reached atomic.Int32
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached.Add(1) }))
