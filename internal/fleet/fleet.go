@@ -316,7 +316,7 @@ func (f *Fleet) Workers() []observe.WorkerRow {
 	}
 	for _, m := range f.View().members {
 		rows = append(rows, observe.WorkerRow{Name: m.Name, Address: m.Address, Engine: m.Engine, Role: m.Role, Reason: m.Reason,
-			Models: m.Models, Ranks: m.Ranks, Ready: m.Ready, Draining: m.Draining, Warnings: warnings[m.Name]})
+			Models: m.Models[:min(len(m.Models), observe.MaxShown)], More: max(0, len(m.Models)-observe.MaxShown), Ranks: m.Ranks, Ready: m.Ready, Draining: m.Draining, Warnings: warnings[m.Name]})
 	}
 	slices.SortFunc(rows, func(a, b observe.WorkerRow) int { return strings.Compare(a.Name, b.Name) })
 	return rows

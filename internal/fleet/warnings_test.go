@@ -236,3 +236,17 @@ func TestTokensNotComparedAreOfAModelAndAWorker(t *testing.T) {
 		t.Errorf("got %q of an engine that returns ids now, want none", got)
 	}
 }
+
+// An engine may serve a thousand names; a page shows a few of each worker.
+func TestModelsOfAWorkerOnThePagesAreBounded(t *testing.T) {
+	w := worker("a", 1)
+	w.Models = nil
+	for i := range 25 {
+		w.Models = append(w.Models, fmt.Sprint("m", i))
+	}
+	f := newFleet(t, "", w, worker("b", 1))
+	rows := f.Workers()
+	if a, b := rows[0], rows[1]; len(a.Models) != observe.MaxShown || a.More != 5 || len(b.Models) != 1 || b.More != 0 {
+		t.Errorf("got %d models and %d more, and %d and %d, want 20 and 5, 1 and 0", len(a.Models), a.More, len(b.Models), b.More)
+	}
+}

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83920
+	totalLimit = 83929
 	totalGoal  = 62000
 )
 
@@ -39,7 +39,8 @@ var rooms = []struct {
 	{"heart", 22186, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	{"tokens", 28704, 22000, []string{"internal/tokens"}},
 	{"fleet", 4734, 3500, []string{"internal/fleet", "internal/workers"}},
-	{"observe", 1650, 1300, []string{"internal/observe"}},
+	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
+	{"observe", 1659, 1300, []string{"internal/observe"}},
 	{"decide", 3168, 1700, []string{"internal/decide"}},
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	{"lab", 11637, 11700, []string{"internal/lab"}},

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -137,6 +138,42 @@ func TestStreamsAreBounded(t *testing.T) {
 	p.streams.Store(maxStreams)
 	if w := get("?follow=false"); w.Code != http.StatusServiceUnavailable {
 		t.Errorf("one more stream: got status %d, want 503", w.Code)
+	}
+}
+
+// slowReader is a reader that takes its answer when it is released.
+type slowReader struct {
+	*httptest.ResponseRecorder
+	arrived, release chan struct{}
+}
+
+func (u slowReader) Write(b []byte) (int, error) {
+	u.arrived <- struct{}{}
+	<-u.release
+	return u.ResponseRecorder.Write(b)
+}
+
+// An answer is in memory until it is read, so there are a few at a time.
+func TestConcurrentAnswersAreBounded(t *testing.T) {
+	p := &Pages{Workers: func() []WorkerRow { return []WorkerRow{{Name: "w"}} }}
+	get := func(w http.ResponseWriter) {
+		p.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/debug/workers", nil))
+	}
+	arrived, release := make(chan struct{}), make(chan struct{})
+	var readers sync.WaitGroup
+	for range maxAnswers {
+		readers.Go(func() { get(slowReader{httptest.NewRecorder(), arrived, release}) })
+		<-arrived
+	}
+	more := httptest.NewRecorder()
+	if get(more); more.Code != http.StatusServiceUnavailable || strings.Contains(more.Body.String(), "w\"") {
+		t.Errorf("one more answer: got %d %q, want 503", more.Code, more.Body)
+	}
+	close(release)
+	readers.Wait()
+	after := httptest.NewRecorder()
+	if get(after); after.Code != http.StatusOK || !strings.Contains(after.Body.String(), `"name": "w"`) {
+		t.Errorf("after the others: got %d %q, want the workers", after.Code, after.Body)
 	}
 }
 

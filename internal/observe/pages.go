@@ -46,7 +46,8 @@ type WorkerRow struct {
 	Engine   string   `json:"engine"`
 	Role     string   `json:"role"`
 	Reason   string   `json:"reason,omitempty"`
-	Models   []string `json:"models,omitempty"`
+	Models   []string `json:"models,omitempty"` // the first MaxShown
+	More     int      `json:"more_models,omitempty"`
 	Ranks    int      `json:"ranks"`
 	Ready    bool     `json:"ready"`
 	Draining bool     `json:"draining"`
@@ -77,15 +78,18 @@ func OfNoWorker(list []Warning) (texts []string) {
 	return texts
 }
 
-// maxWarnings bounds the warnings that are shown together.
-const maxWarnings = 20
+// MaxShown bounds the warnings that are shown together, and the models of a worker. maxAnswers bounds the concurrent answers
+// in JSON: each is in memory until its reader has taken it.
+const MaxShown, maxAnswers = 20, 8
+
+var unread atomic.Int64 // answers
 
 // WriteWarnings writes the first warnings, one per line.
 func WriteWarnings(w io.Writer, list []Warning) {
-	for _, warning := range list[:min(len(list), maxWarnings)] {
+	for _, warning := range list[:min(len(list), MaxShown)] {
 		fmt.Fprintln(w, "warning:", inLine(warning.String()))
 	}
-	if rest := len(list) - maxWarnings; rest > 0 {
+	if rest := len(list) - MaxShown; rest > 0 {
 		fmt.Fprintf(w, "warning: %d more at /debug/workers\n", rest)
 	}
 }
@@ -104,8 +108,13 @@ func (p *Pages) Handler() http.Handler {
 	return mux
 }
 
-// WriteJSON answers with v.
+// WriteJSON answers with v, or with 503.
 func WriteJSON(w http.ResponseWriter, v any) {
+	defer unread.Add(-1)
+	if unread.Add(1) > maxAnswers {
+		http.Error(w, "too many pages are being read", http.StatusServiceUnavailable)
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	e := json.NewEncoder(w)

@@ -192,7 +192,7 @@ function show(title, ...body) {
 function openRank(c) {
   const [w, r] = [c.worker, c.rank];
   show(nameOf(w, r), pairs([
-    ['address', w.address], ['engine', w.engine], ['role', w.role], ['models', (w.models || []).join(', ')],
+    ['address', w.address], ['engine', w.engine], ['role', w.role], ['models', (w.models || []).join(', ') + (w.more_models ? ` and ${w.more_models} more` : '')],
     ['ready', w.ready ? (w.draining ? 'draining' : 'yes') : 'no'], ['reason', w.reason], ['suspect', r.suspect ? 'yes' : ''],
     ['KV cache in use', usage(r)], ['blocks in the index', number(r.blocks)],
     ['running', number(r.active)], ['prefill tokens queued', number(r.queued_tokens)],
