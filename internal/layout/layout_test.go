@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 83929
+	totalLimit = 84009
 	totalGoal  = 62000
 )
 
@@ -37,7 +37,8 @@ var rooms = []struct {
 	// (extproc/bodies.go).
 	// 31 for the room of batches that wait for replays, which took 9 MiB for each rank (kvindex/feed/machine.go).
 	{"heart", 22186, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
-	{"tokens", 28704, 22000, []string{"internal/tokens"}},
+	// 80 for what the parts of a template cost: a request's template ignored the deadline, or ended the process (jinja/machine.go).
+	{"tokens", 28784, 22000, []string{"internal/tokens"}},
 	{"fleet", 4734, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	{"observe", 1659, 1300, []string{"internal/observe"}},

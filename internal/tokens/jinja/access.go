@@ -25,8 +25,17 @@ func unsafeAttribute(v Value, name string) Value {
 
 func noAttribute(v Value, name string) Value { return undefinedOf(&undefinedInfo{name: name, obj: v}) }
 
+// longestName is the most bytes of a method's or an attribute's name. Longer ones, which may have megabytes, are not looked up.
+const longestName = 16
+
 // attribute is Python's getattr(v, name) as the sandbox allows it; ok is false if the attribute does not exist.
 func (m *machine) attribute(v Value, name string) (Value, bool) {
+	if v.kind == kindNamespace {
+		return m.member((*namespaceObject)(v.p).attrs, name)
+	}
+	if len(name) > longestName {
+		return Value{}, false
+	}
 	var method filterFunc
 	switch v.kind {
 	case KindString:
@@ -44,8 +53,6 @@ func (m *machine) attribute(v Value, name string) (Value, bool) {
 		if get, ok := loopAttributes[name]; ok {
 			return get((*loopObject)(v.p)), true
 		}
-	case kindNamespace:
-		return (*namespaceObject)(v.p).attrs.Get(name)
 	}
 	if method != nil {
 		m.charge(6 * valueSize)
@@ -68,7 +75,7 @@ func (m *machine) getattr(v Value, name string) Value {
 		return item
 	}
 	if v.kind == KindDict {
-		if item, ok := v.dict().Get(name); ok {
+		if item, ok := m.member(v.dict(), name); ok {
 			return item
 		}
 	}
@@ -81,8 +88,7 @@ func (m *machine) getitem(v, key Value) Value {
 	switch v.kind {
 	case KindDict:
 		if key.kind != KindList && key.kind != KindDict {
-			m.mustHash(key)
-			if i := v.dict().find(key); i >= 0 {
+			if i := m.find(v.dict(), key); i >= 0 {
 				return v.dict().entries[i].value
 			}
 		}

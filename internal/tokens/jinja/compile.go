@@ -104,6 +104,7 @@ func (c *compiler) enter(s scope) func(f *frame) {
 		steps = append(steps, st)
 	}
 	return func(f *frame) {
+		f.m.steps -= len(steps) / nodesAtOnce
 		for i := range steps {
 			st := &steps[i]
 			switch st.kind {
@@ -129,16 +130,17 @@ func hops(from, to *funcScope) int {
 
 func (c *compiler) body(s scope, nodes []*node) stmt {
 	steps := make([]stmt, 0, len(nodes))
+	size := 0
 	for _, n := range nodes {
 		steps = append(steps, c.statement(s, n)...)
+		size += n.size()
 	}
-	switch len(steps) {
-	case 0:
+	if len(steps) == 0 {
 		return func(*frame) signal { return signalNone }
-	case 1:
-		return steps[0]
 	}
+	cost := 1 + size/nodesAtOnce
 	return func(f *frame) signal {
+		f.m.steps -= cost // loops and calls, which repeat bodies, look at them
 		for _, step := range steps {
 			if sig := step(f); sig != signalNone {
 				return sig
@@ -229,7 +231,9 @@ func (c *compiler) target(s scope, n *node) func(f *frame, v Value) {
 			if ns.kind != kindNamespace {
 				raisef("TemplateRuntimeError", "cannot assign attribute on non-namespace object")
 			}
-			(*namespaceObject)(ns.p).attrs.Set(attr, v)
+			d := (*namespaceObject)(ns.p).attrs
+			f.m.mustHash(String(attr), d.Len())
+			d.Set(attr, v)
 		}
 	}
 	parts := make([]func(*frame, Value), len(n.list))
@@ -351,11 +355,11 @@ func (c *compiler) generation(s scope, n *node) stmt {
 	in := s.inner(fn)
 	in.loop = false
 	in.sym.visitAll(n.body)
-	body := c.function(in, n.body)
+	body, levels := c.function(in, n.body), n.levels(0)
 	return func(f *frame) signal {
-		f.m.enterCall()
+		f.m.enterCall(levels)
 		sig := body(f.m.newFrame(fn, f))
-		f.m.leaveCall()
+		f.m.leaveCall(levels)
 		return sig
 	}
 }
@@ -372,6 +376,7 @@ type macroCode struct {
 	caller   int // slot of the variable caller, -1 if the body does not use it
 	// explicitCaller: caller is one of the parameters.
 	explicitCaller bool
+	levels, size   int // of the tree
 }
 
 func (c *compiler) macro(s scope, n *node) *macroCode {
@@ -383,7 +388,7 @@ func (c *compiler) macro(s scope, n *node) *macroCode {
 	}
 	in.sym.visitAll(n.list)
 	in.sym.visitAll(n.body)
-	code := &macroCode{name: n.name, fn: fn, caller: -1}
+	code := &macroCode{name: n.name, fn: fn, caller: -1, levels: n.levels(0), size: n.size()}
 	special := undeclared(n.body, "caller", "kwargs", "varargs")
 	hasParam := map[string]int{}
 	for i, p := range n.params {
@@ -418,6 +423,7 @@ func (c *compiler) macro(s scope, n *node) *macroCode {
 }
 
 func (code *macroCode) bind(f *frame) Value {
+	f.m.charge(6 * valueSize)
 	call := func(m *machine, a *arguments) Value { return code.call(m, f, a) }
 	return Value{kind: kindCallable, p: unsafe.Pointer(&callable{isMacro: true, call: call})}
 }

@@ -129,15 +129,6 @@ func (d *Dict) find(key Value) int {
 	return slices.IndexFunc(d.entries, func(e entry) bool { return keyEqual(e.key, key) })
 }
 
-// put is Set for a key of any hashable kind.
-func (d *Dict) put(key, v Value) {
-	if i := d.find(key); i >= 0 {
-		d.entries[i].value = v
-		return
-	}
-	d.add(key, v)
-}
-
 // hashMark starts the hash text of a key that is not a str. It is doubled for a str that starts with it.
 const hashMark = "\x00"
 

@@ -63,8 +63,11 @@ func (c *compiler) expr(s scope, n *node) expr {
 			for i := 0; i < len(items); i += 2 {
 				k := items[i](f)
 				v := items[i+1](f)
-				f.m.mustHash(k)
-				d.put(k, v)
+				if at := f.m.find(d, k); at >= 0 {
+					d.entries[at].value = v
+				} else {
+					d.add(k, v)
+				}
 			}
 			return FromDict(d)
 		}
@@ -134,9 +137,8 @@ func (c *compiler) expr(s scope, n *node) expr {
 func (c *compiler) cond(s scope, n *node) expr {
 	s.soft = true
 	test, then := c.expr(s, n.a), c.expr(s, n.b)
-	otherwise := func(*frame) Value {
-		return undefinedOf(&undefinedInfo{hint: fmt.Sprintf("the inline if-expression on line %d evaluated to false and no else section was defined.", n.at.line)})
-	}
+	missing := undefinedOf(&undefinedInfo{hint: fmt.Sprintf("the inline if-expression on line %d evaluated to false and no else section was defined.", n.at.line)})
+	otherwise := func(*frame) Value { return missing }
 	if n.c != nil {
 		otherwise = c.expr(s, n.c)
 	}
@@ -179,7 +181,11 @@ func (c *compiler) compare(s scope, n *node) expr {
 			want := text.value.str()
 			return func(f *frame) Value {
 				v := first(f)
-				return Bool(v.kind == KindString && v.str() == want)
+				if v.kind != KindString || v.n != uint64(len(want)) {
+					return Bool(false)
+				}
+				f.m.work(len(want))
+				return Bool(v.str() == want)
 			}
 		}
 		return func(f *frame) Value {
@@ -209,7 +215,7 @@ func (c *compiler) getattr(s scope, n *node) expr {
 		v := object(f)
 		switch {
 		case plain && v.kind == KindDict:
-			if item, ok := v.dict().Get(name); ok {
+			if item, ok := f.m.member(v.dict(), name); ok {
 				return item
 			}
 			return missing
@@ -246,7 +252,7 @@ func (c *compiler) getitem(s scope, n *node) expr {
 		return func(f *frame) Value {
 			v := object(f)
 			if v.kind == KindDict {
-				if item, ok := v.dict().Get(key.str()); ok {
+				if item, ok := f.m.member(v.dict(), key.str()); ok {
 					return item
 				}
 			}

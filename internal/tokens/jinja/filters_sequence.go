@@ -38,7 +38,7 @@ func filterReverse(m *machine, v Value, a *arguments) Value {
 		raisef("FilterArgumentError", "argument must be iterable")
 	}
 	items := m.items(v)
-	return iteratorOf("list_reverseiterator", counted(len(items), func(i int) Value { return items[len(items)-1-i] }).next)
+	return m.iteratorOf("list_reverseiterator", counted(len(items), func(i int) Value { return items[len(items)-1-i] }).next)
 }
 
 func filterList(m *machine, v Value, a *arguments) Value {
@@ -51,12 +51,12 @@ func filterList(m *machine, v Value, a *arguments) Value {
 func filterItems(m *machine, v Value, a *arguments) Value {
 	a.bind("items", 0)
 	if v.kind == KindUndefined {
-		return iteratorOf("generator", counted(0, nil).next)
+		return m.iteratorOf("generator", counted(0, nil).next)
 	}
 	if v.kind != KindDict {
 		raisef("TypeError", "Can only get item pairs from a mapping.")
 	}
-	return iteratorOf("generator", m.iterate(Value{kind: kindView, p: unsafe.Pointer(&dictView{v.dict(), viewItems})}).next)
+	return m.iteratorOf("generator", m.iterate(Value{kind: kindView, p: unsafe.Pointer(&dictView{v.dict(), viewItems})}).next)
 }
 
 func filterJoin(m *machine, v Value, a *arguments) Value {
@@ -87,6 +87,7 @@ func (m *machine) attrGetter(attribute, def Value) func(v Value) Value {
 	switch {
 	case !given(attribute) || attribute.kind == KindNone:
 	case attribute.kind == KindString:
+		m.charge(2 * attribute.textSize())
 		m.chargeRepeat(int64(strings.Count(attribute.str(), "."))+1, 3*valueSize)
 		for part := range strings.SplitSeq(attribute.str(), ".") {
 			if n, ok := parseInt(part); ok && strings.IndexFunc(part, func(r rune) bool { return !isDigit(byte(r)) || r >= 0x80 }) < 0 {
@@ -175,7 +176,7 @@ func selector(want, byAttr bool) filterFunc {
 func (m *machine) lazy(v Value, prepare func(), f func(item Value) (Value, bool)) Value {
 	var it iteration
 	started := false
-	return iteratorOf("generator", func() (Value, bool) {
+	return m.iteratorOf("generator", func() (Value, bool) {
 		if !started {
 			started = true
 			if !v.Truth() && v.kind != kindIterator {
@@ -285,7 +286,7 @@ func filterUnique(m *machine, v Value, a *arguments) Value {
 	get := m.attrGetter(p[1], Value{kind: kindMissing})
 	seen := new(Dict)
 	it := m.iterate(v)
-	return iteratorOf("generator", func() (Value, bool) {
+	return m.iteratorOf("generator", func() (Value, bool) {
 		for {
 			item, ok := it.step()
 			if !ok {
@@ -293,9 +294,8 @@ func filterUnique(m *machine, v Value, a *arguments) Value {
 			}
 			m.charge(dictEntry)
 			key := m.sortKey(get(item), isTrue(p[0]))
-			m.mustHash(key)
-			if seen.find(key) < 0 {
-				seen.put(key, None())
+			if m.find(seen, key) < 0 {
+				seen.add(key, None())
 				return item, true
 			}
 		}

@@ -76,11 +76,16 @@ func (m *machine) dictOf(a *arguments) *Dict {
 		if m.iterate(a.pos[0]); a.pos[0].kind != KindDict { // iterate raises Python's error
 			unsupportedf("a dict of a %s", typeName(a.pos[0]))
 		}
-		m.charge(a.pos[0].dict().Len() * dictEntry)
-		d = a.pos[0].dict().Clone()
+		d = a.pos[0].dict()
+		for _, e := range d.entries {
+			m.charge(dictEntry)
+			m.mustHash(e.key, 0)
+		}
+		d = d.Clone()
 	}
 	m.charge(len(a.names) * dictEntry)
 	for i, name := range a.names {
+		m.mustHash(String(name), d.Len())
 		d.Set(name, a.kw[i])
 	}
 	return d

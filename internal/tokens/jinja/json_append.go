@@ -165,7 +165,7 @@ func (w *jsonWriter) dict(dst []byte, d *Dict, depth int) []byte {
 func (w *jsonWriter) key(dst []byte, k Value) []byte {
 	switch k.kind {
 	case KindString:
-		return w.text(dst, k.str())
+		return w.value(dst, k, 0)
 	case KindNone, KindBool, KindInt, KindFloat:
 		return append(w.value(append(dst, '"'), k, 0), '"')
 	}

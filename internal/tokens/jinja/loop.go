@@ -130,7 +130,7 @@ func (c *compiler) forLoop(s scope, n *node) stmt {
 		test.sym.visit(n.a, true)
 		test.sym.visit(n.c, false)
 		l.testTarget = c.target(test, n.a)
-		l.test = c.expr(test, n.c)
+		l.test, l.testCost = c.expr(test, n.c), n.c.size()/nodesAtOnce
 		l.testEnter = c.enter(test)
 	}
 	l.target = c.target(in, n.a)
@@ -155,10 +155,12 @@ type loopCode struct {
 	test       expr // nil without an if
 	testTarget func(f *frame, v Value)
 	testEnter  func(f *frame)
+	testCost   int
 }
 
 func (l *loopCode) run(f *frame, v Value) signal {
 	m := f.m
+	m.charge(8 * valueSize)
 	it := m.iterate(v)
 	if l.test != nil {
 		it = l.filtered(f, it)
@@ -216,6 +218,7 @@ func (l *loopCode) filtered(f *frame, it iteration) iteration {
 			if !ok {
 				return Value{}, false
 			}
+			f.m.steps -= l.testCost
 			f.m.step()
 			l.testTarget(f, item)
 			if l.test(f).Truth() {

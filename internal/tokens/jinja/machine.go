@@ -23,7 +23,8 @@ type machine struct {
 	later     int // remaining steps beyond these
 	stop      <-chan struct{}
 	memory    int
-	depth     int
+	depth     int // of calls
+	nested    int // iterators that wait for the next item of another one
 }
 
 func (m *machine) step() {
@@ -34,6 +35,9 @@ func (m *machine) step() {
 
 // stepsAtOnce is the number of steps between two checks of the stop channel: about a millisecond.
 const stepsAtOnce = 1 << 16
+
+// nodesAtOnce is the number of expressions and statements that a body runs for a step.
+const nodesAtOnce = 8
 
 // look grants further steps. It raises ResourceLimit if none remain, and Stopped if stop is closed.
 func (m *machine) look() {
@@ -101,14 +105,21 @@ func (m *machine) chargeRepeat(n int64, size int) {
 	}
 }
 
-func (m *machine) enterCall() {
+// levelSize is about the stack, in bytes, that a level of the tree takes while it is evaluated.
+const levelSize = 192
+
+// enterCall charges for the stack of a call of that many levels, until leaveCall.
+func (m *machine) enterCall(levels int) {
 	if m.depth++; m.depth > maxCalls {
 		raisef("RecursionError", "maximum recursion depth exceeded")
 	}
-	m.step()
+	m.charge(levels * levelSize)
 }
 
-func (m *machine) leaveCall() { m.depth-- }
+func (m *machine) leaveCall(levels int) {
+	m.depth--
+	m.memory += levels * levelSize
+}
 
 func (m *machine) newFrame(fn *funcScope, parent *frame) *frame {
 	m.charge((fn.slots + 2) * valueSize)
@@ -194,7 +205,8 @@ func (m *machine) call(v Value, a *arguments) Value {
 
 // call runs a macro; parent is the frame in which it was defined.
 func (code *macroCode) call(m *machine, parent *frame, a *arguments) Value {
-	m.enterCall()
+	m.enterCall(code.levels)
+	m.steps -= (code.size + len(a.names)*len(code.params)) / nodesAtOnce
 	f := m.newFrame(code.fn, parent)
 	missing := Value{kind: kindMissing}
 	used := make([]bool, len(a.kw))
@@ -237,7 +249,7 @@ func (code *macroCode) call(m *machine, parent *frame, a *arguments) Value {
 		}
 	}
 	text, _ := m.capture(f, code.body)
-	m.leaveCall()
+	m.leaveCall(code.levels)
 	return text
 }
 
@@ -341,6 +353,7 @@ func (m *machine) items(v Value) []Value {
 
 // unpack is the assignment of v to n targets.
 func (m *machine) unpack(v Value, n int) []Value {
+	m.steps -= n / nodesAtOnce
 	it := m.iterate(v)
 	var items []Value
 	if it.next == nil {
@@ -376,12 +389,10 @@ func (m *machine) contains(container, item Value) bool {
 		m.work(4 * (len(container.str()) + len(item.str())))
 		return strings.Contains(container.str(), item.str())
 	case KindDict:
-		m.mustHash(item)
-		return container.dict().find(item) >= 0
+		return m.find(container.dict(), item) >= 0
 	case kindView:
 		if view := (*dictView)(container.p); view.of == viewKeys {
-			m.mustHash(item)
-			return view.dict.find(item) >= 0
+			return m.find(view.dict, item) >= 0
 		}
 	case kindRange:
 		if n, ok := item.small(); ok {

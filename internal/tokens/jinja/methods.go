@@ -170,8 +170,7 @@ func strJoin(m *machine, v Value, a *arguments) Value {
 
 func dictGet(m *machine, v Value, a *arguments) Value {
 	a.positional("get", 1, 2)
-	m.mustHash(a.pos[0])
-	if i := v.dict().find(a.pos[0]); i >= 0 {
+	if i := m.find(v.dict(), a.pos[0]); i >= 0 {
 		return v.dict().entries[i].value
 	}
 	if len(a.pos) > 1 {

@@ -91,6 +91,24 @@ func (n *node) reads(name string) bool {
 	return n.kind == nodeName && n.ctx == ctxLoad && n.name == name
 }
 
+// levels returns the number of levels from n, which is at level above, down to its lowest descendant.
+func (n *node) levels(above int) int {
+	if above >= maxTree {
+		syntaxErrorf(n.at, "nested too deeply")
+	}
+	most := 0
+	n.children(func(c *node) { most = max(most, c.levels(above+1)) })
+	return most + 1
+}
+
+// size returns the number of nodes of a statement, without those of its bodies.
+func (n *node) size() int {
+	bare, size := *n, 1
+	bare.body, bare.other = nil, nil
+	bare.children(func(c *node) { size += c.size() })
+	return size
+}
+
 // walk calls f for n and everything below it.
 func (n *node) walk(f func(*node)) {
 	f(n)

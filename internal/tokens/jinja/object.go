@@ -19,8 +19,17 @@ type iterator struct {
 	next     func() (Value, bool)
 }
 
-func iteratorOf(typeName string, next func() (Value, bool)) Value {
-	return Value{kind: kindIterator, p: unsafe.Pointer(&iterator{typeName, next})}
+// iteratorOf charges for the iterator and what its next function keeps. Iterators over others are nested at most as deep as values.
+func (m *machine) iteratorOf(typeName string, next func() (Value, bool)) Value {
+	m.charge(20 * valueSize)
+	return Value{kind: kindIterator, p: unsafe.Pointer(&iterator{typeName, func() (Value, bool) {
+		if m.nested++; m.nested > maxNesting {
+			raisef("RecursionError", "maximum recursion depth exceeded in generators")
+		}
+		item, ok := next()
+		m.nested--
+		return item, ok
+	}})}
 }
 
 func undefinedOf(u *undefinedInfo) Value { return Value{kind: KindUndefined, p: unsafe.Pointer(u)} }

@@ -113,6 +113,8 @@ func (m *machine) equalAt(a, b Value, depth int) bool {
 		}
 		return false
 	case a.isNumber() && b.isNumber():
+		m.chargeInt(a)
+		m.chargeInt(b)
 		c, ok := compareNumbers(a, b)
 		return ok && c == 0
 	case a.kind != b.kind:
@@ -159,7 +161,7 @@ func (m *machine) equalDicts(a, b *Dict, depth int) bool {
 		return false
 	}
 	for i := range a.entries {
-		j := b.find(a.entries[i].key)
+		j := m.find(b, a.entries[i].key)
 		if j < 0 || !m.same(a.entries[i].value, b.entries[j].value, depth+1) {
 			return false
 		}
@@ -220,6 +222,8 @@ func (m *machine) compare(a, b Value, op string, depth int) (c int, ok bool) {
 	}
 	switch {
 	case a.isNumber() && b.isNumber():
+		m.chargeInt(a)
+		m.chargeInt(b)
 		return compareNumbers(a, b)
 	case a.kind == KindString && b.kind == KindString:
 		m.work(int(min(a.n, b.n)))
@@ -239,12 +243,29 @@ func (m *machine) compare(a, b Value, op string, depth int) (c int, ok bool) {
 	return 0, false
 }
 
-// mustHash raises unless v can be a dict key, and charges the copy and the comparisons for storing the key or looking it up.
-func (m *machine) mustHash(v Value) {
+// find looks up a key, and charges its hashes, copies and comparisons, and those for storing it.
+func (m *machine) find(d *Dict, key Value) int {
+	m.mustHash(key, d.Len())
+	return d.find(key)
+}
+
+// member is find for a name.
+func (m *machine) member(d *Dict, name string) (Value, bool) {
+	m.mustHash(String(name), d.Len())
+	return d.Get(name)
+}
+
+// mustHash raises unless v can be a key of a dict of that many entries, and charges for a look.
+func (m *machine) mustHash(v Value, entries int) {
 	switch v.kind {
 	case KindString:
-		m.work(int(v.n))
-	case KindUndefined, KindNone, KindBool, KindInt, KindFloat:
+		if strings.HasPrefix(v.str(), hashMark) {
+			m.charge(4 * int(v.n))
+		}
+		m.work(int(v.n) * min(entries+2, linearLimit)) // other keys may differ in the last byte only
+	case KindFloat:
+		m.charge(512) // as an int of 300 digits
+	case KindUndefined, KindNone, KindBool, KindInt:
 		m.charge(32)
 		m.chargeInt(v)
 	case KindList, KindDict:

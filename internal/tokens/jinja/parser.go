@@ -5,8 +5,12 @@ import (
 	"strings"
 )
 
-// maxSyntaxDepth bounds the nesting of expressions and statements.
-const maxSyntaxDepth = 200
+const (
+	// maxSyntaxDepth bounds the nesting of expressions and statements.
+	maxSyntaxDepth = 200
+	// maxTree bounds the levels of the tree, to which the links of chains (a.b.c) in parentheses add up.
+	maxTree = 10 * maxSyntaxDepth
+)
 
 type parser struct {
 	tokens []token
@@ -18,8 +22,9 @@ type parser struct {
 
 func parse(source string) *node {
 	p := &parser{tokens: tokenize(source)}
-	body := p.statements(nil)
-	return &node{kind: nodeTemplate, body: body, at: place{1, 1}}
+	root := &node{kind: nodeTemplate, body: p.statements(nil), at: place{1, 1}}
+	root.levels(0)
+	return root
 }
 
 func (p *parser) cur() token  { return p.tokens[p.pos] }
@@ -455,7 +460,7 @@ func (p *parser) binary(level int) *node {
 			joined = true
 		}
 		// A chain becomes a left-leaning tree whose depth is the length of the chain.
-		if p.depth++; p.depth > 10*maxSyntaxDepth {
+		if p.depth++; p.depth > maxTree {
 			p.failf("nested too deeply")
 		}
 		defer p.leave()
@@ -543,7 +548,7 @@ func (p *parser) brackets(open, closing string, pairs bool) []*node {
 
 // grow counts another link of a chain of operators, which adds a level to the tree.
 func (p *parser) grow(links *int) {
-	if *links++; *links > 10*maxSyntaxDepth {
+	if *links++; *links > maxTree {
 		p.failf("nested too deeply")
 	}
 }
