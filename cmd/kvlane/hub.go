@@ -37,7 +37,7 @@ func openHub(ctx context.Context, cache hub.Cache, tokenizer string) (*hub.Snaps
 	}
 	ctx, cancel := context.WithTimeout(ctx, hubPatience)
 	defer cancel()
-	s, err := cache.Resolve(ctx, name)
+	s, err := resolve(ctx, cache, name)
 	certificates := "SSL_CERT_FILE (certificate authorities), the certificate of " + cache.Endpoint
 	err = observe.Certificate(err, certificates)
 	_, local := errors.AsType[*fs.PathError](err)
@@ -54,6 +54,26 @@ func openHub(ctx context.Context, cache hub.Cache, tokenizer string) (*hub.Snaps
 		err = fmt.Errorf("%w: make %s (HF_ENDPOINT) reachable, or copy the files to %s (HF_HUB_CACHE)", err, cache.Endpoint, cache.Folder)
 	}
 	return nil, hubError{err}
+}
+
+// resolve is cache.Resolve that returns once ctx is cancelled, even while a file of the cache folder cannot be read.
+func resolve(ctx context.Context, cache hub.Cache, name hub.Name) (*hub.Snapshot, error) {
+	var s *hub.Snapshot
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s, err = cache.Resolve(ctx, name)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil, ctx.Err()
+		}
+		<-done // at a deadline Resolve returns the files of before
+	}
+	return s, err
 }
 
 // hubError explains why a model hub's files are not available, and what to do.

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -299,6 +300,27 @@ func TestAdviceForAModelHub(t *testing.T) {
 	cache.Folder = t.TempDir()
 	if _, err := openHub(t.Context(), cache, "hf:Org/Model"); err == nil || strings.Contains(err.Error(), writable) || !strings.Contains(err.Error(), reachable) {
 		t.Errorf("got %v, want advice for the hub", err)
+	}
+}
+
+// SIGTERM ends the wait for a hub, also while a file of its cache folder cannot be read.
+func TestTheWaitForAHubEndsWithTheProcess(t *testing.T) {
+	refs := filepath.Join(t.TempDir(), "models--Org--Model", "refs")
+	if err := os.MkdirAll(refs, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	fifo := filepath.Join(refs, "main")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cache := hub.Cache{Folder: filepath.Dir(filepath.Dir(refs)), Endpoint: "http://127.0.0.1:1", Offline: true}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer time.AfterFunc(10*time.Millisecond, cancel).Stop()
+	if _, err := openHub(ctx, cache, "hf:Org/Model"); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want the end of the context", err)
+	}
+	if err := os.WriteFile(fifo, nil, 0o600); err != nil { // lets the reader go
+		t.Fatal(err)
 	}
 }
 

@@ -127,18 +127,19 @@ func (s *Snapshot) Glob(pattern string) (found []string, err error) {
 	return found, nil
 }
 
-// relevant returns those of a repository's files that matter, sorted.
+// relevant sorts the names of a repository's files and returns those that matter.
 func relevant(all []string) []string {
+	slices.Sort(all)
+	all = slices.Compact(all)
+	_, fast := slices.BinarySearch(all, "tokenizer.json")
 	var names []string
 	for _, name := range all {
 		match := func(pattern string) bool { ok, _ := path.Match(pattern, name); return ok }
-		ignored := slices.Contains(unread, name) && slices.Contains(all, "tokenizer.json")
-		if (slices.ContainsFunc(wanted, match) || match(marks)) && !ignored {
+		if (slices.ContainsFunc(wanted, match) || match(marks)) && !(fast && slices.Contains(unread, name)) {
 			names = append(names, name)
 		}
 	}
-	slices.Sort(names)
-	return slices.Compact(names)
+	return names
 }
 
 func isMark(name string) bool {

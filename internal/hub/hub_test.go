@@ -17,7 +17,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -482,4 +484,33 @@ func TestFromEnvironment(t *testing.T) {
 	if got := FromEnvironment(); got.Token != "t1" {
 		t.Errorf("HF_TOKEN: got %q, want t1", got.Token)
 	}
+}
+
+// A list of 16 MiB has 500,000 names.
+func TestTheCostOfAListIsLinear(t *testing.T) {
+	cost := func(n int) time.Duration {
+		names := make([]string, n)
+		for i := range names {
+			names[i] = "tokenizer.model"
+		}
+		before := processorTime(t)
+		if got := relevant(names); len(got) != 1 {
+			t.Errorf("got %q, want one name", got)
+		}
+		return processorTime(t) - before
+	}
+	cost(1000)
+	few, many := cost(20_000), cost(80_000)
+	if many > 10*max(few, 5*time.Millisecond) {
+		t.Errorf("80,000 names took %v of a processor, 20,000 %v, want 4 times as much", many, few)
+	}
+}
+
+func processorTime(t *testing.T) time.Duration {
+	t.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

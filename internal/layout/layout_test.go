@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 84009
+	totalLimit = 84030
 	totalGoal  = 62000
 )
 
@@ -45,7 +45,8 @@ var rooms = []struct {
 	{"decide", 3168, 1700, []string{"internal/decide"}},
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	{"lab", 11637, 11700, []string{"internal/lab"}},
-	{"rim", 9200, 6000, []string{
+	// 21 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go).
+	{"rim", 9221, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
