@@ -44,7 +44,9 @@ func openHub(ctx context.Context, cache hub.Cache, tokenizer string) (*hub.Snaps
 	_, remote := errors.AsType[net.Error](err) // *url.Error, and the end of ctx
 	switch {
 	case err == nil:
-		s.Stale = observe.Certificate(s.Stale, certificates)
+		if s.Stale != nil {
+			s.Stale = hubError{observe.Certificate(s.Stale, certificates)}
+		}
 		return s, nil
 	case cache.Offline:
 		err = fmt.Errorf("%w, and HF_HUB_OFFLINE is set", err)
@@ -78,6 +80,9 @@ func resolve(ctx context.Context, cache hub.Cache, name hub.Name) (*hub.Snapshot
 
 // hubError explains why a model hub's files are not available, and what to do.
 type hubError struct{ error }
+
+// Error clips what may be the hub's text.
+func (e hubError) Error() string { return observe.ClipTo(e.error.Error(), observe.MaxText) }
 
 func (e hubError) Unwrap() error { return e.error }
 

@@ -20,6 +20,7 @@ import (
 
 const (
 	maxList = 16 << 20 // bytes of the answer that lists a repository
+	maxHead = 32 << 10 // bytes of a status and headers
 	// answerIn bounds the time for the list, and the time until the first byte of a file.
 	answerIn = 15 * time.Second
 )
@@ -29,7 +30,7 @@ type file struct {
 	Name string `json:"rfilename"`
 	Size int64  `json:"size"`
 	Blob string `json:"blobId"` // git's hash
-	LFS  *struct {
+	LFS  struct {
 		SHA256 string `json:"sha256"`
 	} `json:"lfs"`
 }
@@ -59,7 +60,7 @@ func (c *Cache) Resolve(ctx context.Context, n Name) (*Snapshot, error) {
 
 func (c *Cache) download(ctx context.Context, n Name) (*Snapshot, error) {
 	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // of net/http
-	transport.ResponseHeaderTimeout = answerIn
+	transport.ResponseHeaderTimeout, transport.MaxResponseHeaderBytes = answerIn, maxHead
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport, CheckRedirect: checkRedirect}
 	sha, files, err := c.list(ctx, client, n)
@@ -118,6 +119,9 @@ func (c *Cache) list(ctx context.Context, client *http.Client, n Name) (sha stri
 		if !fileName.MatchString(name) || strings.Contains(name, "..") || !isMark(name) && byName[name].Size > maxFile {
 			return "", nil, fmt.Errorf("%w: file %.100q: its name or size (%d bytes) is out of bounds", ErrRefused, name, byName[name].Size)
 		}
+		if f := byName[name]; !hash.MatchString(f.Blob) || !hash.MatchString(f.LFS.SHA256) {
+			return "", nil, fmt.Errorf("%w: file %s is listed with %.100q and %.100q in place of hashes", ErrRefused, name, f.Blob, f.LFS.SHA256)
+		}
 		files = append(files, byName[name])
 	}
 	if len(files) == 0 || len(files) > maxFiles {
@@ -158,7 +162,7 @@ func (c *Cache) ask(ctx context.Context, client *http.Client, path string) (io.R
 		return resp.Body, nil
 	}
 	_ = resp.Body.Close()
-	says := fmt.Sprintf("%s answers %s", c.Endpoint, resp.Status)
+	says := fmt.Sprintf("%s answers %d %s", c.Endpoint, resp.StatusCode, http.StatusText(resp.StatusCode))
 	switch code := resp.StatusCode; {
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		return nil, fmt.Errorf("%w: %s: it does not exist, or needs a token (HF_TOKEN) that may read it", ErrRefused, says)
@@ -209,7 +213,7 @@ func (c *Cache) write(n Name, to string, from io.Reader, checks ...func(file str
 
 // intact reports whether a file exists with the contents that the hub lists; false if the hub lists no hash for it.
 func (f *file) intact(at string) bool {
-	return (f.LFS != nil && f.LFS.SHA256 != "" || f.Blob != "") && f.matches(at) == nil
+	return f.LFS.SHA256+f.Blob != "" && f.matches(at) == nil
 }
 
 // matches returns an error if a file does not have the hash that the hub lists.
@@ -224,7 +228,7 @@ func (f *file) matches(at string) error {
 		return err
 	}
 	want, h := f.Blob, sha1.New() //nolint:gosec // git's hash
-	if f.LFS != nil && f.LFS.SHA256 != "" {
+	if f.LFS.SHA256 != "" {
 		want, h = f.LFS.SHA256, sha256.New()
 	} else {
 		fmt.Fprintf(h, "blob %d\x00", st.Size())

@@ -50,6 +50,7 @@ var (
 	repository = regexp.MustCompile(`^([A-Za-z0-9_][\w.-]{0,95}/)?[A-Za-z0-9_][\w.-]{0,95}$`)
 	revision   = regexp.MustCompile(`^\w[\w./-]{0,199}$`)
 	commit     = regexp.MustCompile(`^[0-9a-f]{40}$`)
+	hash       = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})?$`)
 	fileName   = regexp.MustCompile(`^(additional_chat_templates/)?\w[\w.-]{0,127}$`)
 )
 

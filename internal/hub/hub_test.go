@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -513,4 +514,46 @@ func processorTime(t *testing.T) time.Duration {
 		t.Fatal(err)
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// What a hub says is not written to the log by the megabyte.
+func TestTextsOfAHubAreShort(t *testing.T) {
+	const size = 1 << 20
+	long := strings.Repeat("x", size)
+	for what, answer := range map[string]func(w http.ResponseWriter, conn net.Conn){
+		"a hash": func(w http.ResponseWriter, _ net.Conn) {
+			fmt.Fprintf(w, `{"sha":%q,"siblings":[{"rfilename":"tokenizer.json","size":5,"blobId":%q}]}`, sha, long)
+		},
+		"a hash of LFS": func(w http.ResponseWriter, _ net.Conn) {
+			fmt.Fprintf(w, `{"sha":%q,"siblings":[{"rfilename":"tokenizer.json","size":5,"lfs":{"sha256":%q}}]}`, sha, long)
+		},
+		"a status": func(_ http.ResponseWriter, conn net.Conn) { fmt.Fprintf(conn, "HTTP/1.1 500 %s\r\n\r\n", long) },
+		"a redirect": func(_ http.ResponseWriter, conn net.Conn) {
+			fmt.Fprintf(conn, "HTTP/1.1 302 x\r\nLocation: /%s\r\n\r\n", long)
+		},
+		"a short status": func(_ http.ResponseWriter, conn net.Conn) {
+			fmt.Fprintf(conn, "HTTP/1.1 503 %s\r\nContent-Length: 0\r\n\r\n", long[:20_000])
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if strings.Contains(what, "hash") {
+					answer(w, nil)
+					return
+				}
+				conn, _, err := w.(http.Hijacker).Hijack() //nolint:forcetypeassert // of net/http
+				if err != nil {
+					panic(err)
+				}
+				defer conn.Close()
+				answer(nil, conn)
+			}))
+			defer server.Close()
+			c := Cache{Folder: t.TempDir(), Endpoint: server.URL}
+			_, err := c.Resolve(t.Context(), name(t, "hf:Org/Model"))
+			if err == nil || len(err.Error()) > 1000 {
+				t.Errorf("got an error of %d bytes, want a short one: %.300v", len(fmt.Sprint(err)), err)
+			}
+		})
+	}
 }

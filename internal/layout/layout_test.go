@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 84030
+	totalLimit = 84040
 	totalGoal  = 62000
 )
 
@@ -46,7 +46,8 @@ var rooms = []struct {
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	{"lab", 11637, 11700, []string{"internal/lab"}},
 	// 21 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go).
-	{"rim", 9221, 6000, []string{
+	// 31 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go), and for its texts, which filled the log.
+	{"rim", 9231, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
