@@ -70,12 +70,23 @@ func (c *Cache) download(ctx context.Context, n Name) (*Snapshot, error) {
 	s := c.snapshot(n, sha)
 	folder := filepath.Join(c.folder(n), "snapshots", sha)
 	var names []string
+	var all int64
 	for _, f := range files {
 		names = append(names, f.Name)
-		if !isMark(f.Name) && !f.intact(filepath.Join(folder, filepath.FromSlash(f.Name))) {
+		at := filepath.Join(folder, filepath.FromSlash(f.Name))
+		if isMark(f.Name) {
+			continue
+		}
+		if !f.intact(at) {
 			if err := c.get(ctx, client, n, sha, &f); err != nil {
 				return nil, err
 			}
+		}
+		if st, err := os.Stat(at); err == nil {
+			all += st.Size()
+		}
+		if all > maxAll { // the sizes in the list are optional
+			return nil, fmt.Errorf("%w: %s", ErrRefused, tooMuch)
 		}
 	}
 	if err := s.sum(names); err != nil {
@@ -115,6 +126,7 @@ func (c *Cache) list(ctx context.Context, client *http.Client, n Name) (sha stri
 		byName[f.Name] = f
 		all = append(all, f.Name)
 	}
+	var size int64
 	for _, name := range relevant(all) {
 		if !fileName.MatchString(name) || strings.Contains(name, "..") || !isMark(name) && byName[name].Size > maxFile {
 			return "", nil, fmt.Errorf("%w: file %.100q: its name or size (%d bytes) is out of bounds", ErrRefused, name, byName[name].Size)
@@ -122,7 +134,12 @@ func (c *Cache) list(ctx context.Context, client *http.Client, n Name) (sha stri
 		if f := byName[name]; !hash.MatchString(f.Blob) || !hash.MatchString(f.LFS.SHA256) {
 			return "", nil, fmt.Errorf("%w: file %s is listed with %.100q and %.100q in place of hashes", ErrRefused, name, f.Blob, f.LFS.SHA256)
 		}
-		files = append(files, byName[name])
+		if files = append(files, byName[name]); !isMark(name) {
+			size += max(byName[name].Size, 0)
+		}
+	}
+	if size > maxAll {
+		return "", nil, fmt.Errorf("%w: %s", ErrRefused, tooMuch)
 	}
 	if len(files) == 0 || len(files) > maxFiles {
 		return "", nil, fmt.Errorf("%w: %d files of a tokenizer, want 1 to %d", ErrRefused, len(files), maxFiles)

@@ -43,8 +43,11 @@ var (
 
 const (
 	maxFiles = 64
-	maxFile  = 64 << 20 // bytes
+	maxFile  = 64 << 20  // bytes
+	maxAll   = 256 << 20 // bytes of a repository's files together
 )
+
+var tooMuch = fmt.Sprintf("the tokenizer's files have more than %d bytes together", maxAll)
 
 var (
 	repository = regexp.MustCompile(`^([A-Za-z0-9_][\w.-]{0,95}/)?[A-Za-z0-9_][\w.-]{0,95}$`)

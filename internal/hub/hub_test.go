@@ -339,8 +339,14 @@ func TestHostileHub(t *testing.T) {
 		"a query":              func(s *stub) { s.files["additional_chat_templates/a?b.jinja"] = "x" },
 		"a size out of bounds": func(s *stub) { s.sizes["tokenizer.json"] = maxFile + 1 },
 		"a commit with a path": func(s *stub) { s.sha = "../../../../etc" },
-		"many files":           func(s *stub) { s.files = long },
-		"no files":             func(s *stub) { s.files = map[string]string{"README.md": ""} },
+		"large files": func(s *stub) {
+			for i := range 5 {
+				name := fmt.Sprintf("additional_chat_templates/%d.jinja", i)
+				s.files[name], s.sizes[name] = "x", 60<<20
+			}
+		},
+		"many files": func(s *stub) { s.files = long },
+		"no files":   func(s *stub) { s.files = map[string]string{"README.md": ""} },
 	} {
 		hub := newStub(t, ordinary())
 		hostile(hub)
@@ -555,5 +561,24 @@ func TestTextsOfAHubAreShort(t *testing.T) {
 				t.Errorf("got an error of %d bytes, want a short one: %.300v", len(fmt.Sprint(err)), err)
 			}
 		})
+	}
+}
+
+// The files of a repository are bounded together, too, where the list has no true sizes.
+func TestFilesAreBoundedTogether(t *testing.T) {
+	files := ordinary()
+	text := strings.Repeat("x", 60<<20)
+	hub := newStub(t, files)
+	for i := range 5 {
+		name := fmt.Sprintf("additional_chat_templates/%d.jinja", i)
+		files[name], hub.sizes[name] = text, 1
+	}
+	c := hub.cache(t)
+	if _, err := c.Resolve(t.Context(), name(t, "hf:Org/Model")); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "together") {
+		t.Errorf("300 MB: got %v, want a refusal", err)
+	}
+	delete(files, "additional_chat_templates/0.jinja")
+	if _, err := c.Resolve(t.Context(), name(t, "hf:Org/Model")); err != nil {
+		t.Errorf("240 MB: got %v, want the files", err)
 	}
 }

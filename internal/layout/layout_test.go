@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 84040
+	totalLimit = 84080
 	totalGoal  = 62000
 )
 
@@ -38,16 +38,17 @@ var rooms = []struct {
 	// 31 for the room of batches that wait for replays, which took 9 MiB for each rank (kvindex/feed/machine.go).
 	{"heart", 22186, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	// 80 for what the parts of a template cost: a request's template ignored the deadline, or ended the process (jinja/machine.go).
-	{"tokens", 28784, 22000, []string{"internal/tokens"}},
+	// 20 for a bound of a folder's templates together (bpe/config.go).
+	{"tokens", 28804, 22000, []string{"internal/tokens"}},
 	{"fleet", 4734, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	{"observe", 1659, 1300, []string{"internal/observe"}},
 	{"decide", 3168, 1700, []string{"internal/decide"}},
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	{"lab", 11637, 11700, []string{"internal/lab"}},
-	// 21 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go).
 	// 31 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go), and for its texts, which filled the log.
-	{"rim", 9231, 6000, []string{
+	// 20 for a bound of a repository's files together (internal/hub/download.go).
+	{"rim", 9251, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

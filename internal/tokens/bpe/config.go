@@ -47,6 +47,9 @@ type llamaConfig struct {
 	noBOS                  bool // add_bos_token is false
 }
 
+// maxTemplates bounds the bytes of a folder's chat templates. A model's have 25 KB; a compiled one takes 100 to 330 times its source.
+const maxTemplates = 4 << 20
+
 // Template is a named chat template.
 type Template struct{ Name, Source string }
 
@@ -94,6 +97,9 @@ func readConfig(fsys fs.FS) (Config, error) {
 		c.specials(legacy)
 	}
 	if err := c.templates(fsys, members["chat_template"]); err != nil {
+		return c, err
+	}
+	if err := c.boundTemplates(); err != nil {
 		return c, err
 	}
 	return c, c.fromModel(fsys)
@@ -290,6 +296,9 @@ func (c *Config) templates(fsys fs.FS, entry json.RawMessage) error {
 		}
 		base := name[strings.LastIndexByte(name, '/')+1:]
 		c.Templates = append(c.Templates, Template{strings.TrimSuffix(base, ".jinja"), string(src)})
+		if err := c.boundTemplates(); err != nil {
+			return err
+		}
 	}
 	if len(c.Templates) > 0 {
 		return nil
@@ -304,6 +313,17 @@ func (c *Config) templates(fsys fs.FS, entry json.RawMessage) error {
 		entry = legacy.ChatTemplate
 	}
 	return c.templateEntry(entry)
+}
+
+func (c *Config) boundTemplates() error {
+	size := 0
+	for _, t := range c.Templates {
+		size += len(t.Source)
+	}
+	if size > maxTemplates {
+		return fmt.Errorf("the chat templates have more than %d bytes together", maxTemplates)
+	}
+	return nil
 }
 
 // templateEntry reads one template, a list of named ones, or an object of them.

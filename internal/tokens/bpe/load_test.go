@@ -294,6 +294,22 @@ func TestConfig(t *testing.T) {
 	}
 }
 
+// Compiled, a template takes 330 times its source at most, so the templates of a folder are bounded together.
+func TestTemplatesAreBoundedTogether(t *testing.T) {
+	part := strings.Repeat("x", maxTemplates/3+1)
+	for what, files := range map[string]map[string]string{
+		"one":      {"chat_template.jinja": part + part + part},
+		"files":    {"chat_template.jinja": part, "additional_chat_templates/a.jinja": part, "additional_chat_templates/b.jinja": part},
+		"in JSON":  {"chat_template.json": `{"chat_template":"` + part + part + part + `"}`},
+		"a list":   {"tokenizer_config.json": `{"chat_template":[{"name":"a","template":"` + part + part + `"},{"name":"b","template":"` + part + `"}]}`},
+		"fit well": {"chat_template.jinja": part, "additional_chat_templates/a.jinja": part},
+	} {
+		if _, err := loadText(tiny(), files); (err == nil) != (what == "fit well") || err != nil && !strings.Contains(err.Error(), "chat templates") {
+			t.Errorf("%s: got %v, want an error only of more than %d bytes", what, err, maxTemplates)
+		}
+	}
+}
+
 // TestTokens: ids and strings are each other's inverse.
 func TestTokens(t *testing.T) {
 	for _, name := range families {
