@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -23,6 +24,8 @@ const (
 	maxHead = 32 << 10 // bytes of a status and headers
 	// answerIn bounds the time for the list, and the time until the first byte of a file.
 	answerIn = 15 * time.Second
+
+	tempPrefix = ".kvlane-"
 )
 
 // file is an entry of a repository's list. The hub leaves out sizes and hashes that it does not know.
@@ -67,6 +70,7 @@ func (c *Cache) download(ctx context.Context, n Name) (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.tidy(n)
 	s := c.snapshot(n, sha)
 	folder := filepath.Join(c.folder(n), "snapshots", sha)
 	var names []string
@@ -208,7 +212,7 @@ func (c *Cache) write(n Name, to string, from io.Reader, checks ...func(file str
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil { //nolint:gosec // as the hub's library does
 		return err
 	}
-	tmp, err := os.CreateTemp(c.folder(n), ".kvlane-*")
+	tmp, err := os.CreateTemp(c.folder(n), tempPrefix+"*")
 	if err != nil {
 		return err
 	}
@@ -226,6 +230,17 @@ func (c *Cache) write(n Name, to string, from io.Reader, checks ...func(file str
 		}
 	}
 	return os.Rename(tmp.Name(), to)
+}
+
+// tidy removes temporary files that a killed process left. Younger ones may be of another process that downloads.
+func (c *Cache) tidy(n Name) {
+	files := os.DirFS(c.folder(n))
+	left, _ := fs.Glob(files, tempPrefix+"*")
+	for _, name := range left {
+		if st, err := fs.Stat(files, name); err == nil && time.Since(st.ModTime()) > time.Hour {
+			_ = os.Remove(filepath.Join(c.folder(n), name)) // the folder may be read-only
+		}
+	}
 }
 
 // intact reports whether a file exists with the contents that the hub lists; false if the hub lists no hash for it.

@@ -139,7 +139,8 @@ func relevant(all []string) []string {
 	var names []string
 	for _, name := range all {
 		match := func(pattern string) bool { ok, _ := path.Match(pattern, name); return ok }
-		if (slices.ContainsFunc(wanted, match) || match(marks)) && !(fast && slices.Contains(unread, name)) {
+		ignored := fast && slices.Contains(unread, name)
+		if (slices.ContainsFunc(wanted, match) || match(marks)) && !ignored {
 			names = append(names, name)
 		}
 	}

@@ -564,6 +564,40 @@ func TestTextsOfAHubAreShort(t *testing.T) {
 	}
 }
 
+// What a killed process left goes after an hour; until then another one may write it.
+func TestLeftoversOfKilledDownloadsGo(t *testing.T) {
+	hub := newStub(t, ordinary())
+	c := hub.cache(t)
+	folder := filepath.Join(c.Folder, "models--Org--Model")
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, age := range map[string]time.Duration{".kvlane-old": 2 * time.Hour, ".kvlane-new": time.Minute, "other-old": 2 * time.Hour} {
+		at := filepath.Join(folder, name)
+		if err := os.WriteFile(at, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(at, time.Time{}, time.Now().Add(-age)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.Resolve(t.Context(), name(t, "hf:Org/Model")); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := filepath.Glob(filepath.Join(folder, "*-*"))
+	if hidden, _ := filepath.Glob(filepath.Join(folder, ".*-*")); err == nil {
+		entries = append(entries, hidden...)
+	}
+	for i := range entries {
+		entries[i] = filepath.Base(entries[i])
+	}
+	slices.Sort(entries)
+	entries = slices.Compact(entries)
+	if want := []string{".kvlane-new", "other-old"}; !slices.Equal(entries, want) {
+		t.Errorf("got %q, want %q", entries, want)
+	}
+}
+
 // The files of a repository are bounded together, too, where the list has no true sizes.
 func TestFilesAreBoundedTogether(t *testing.T) {
 	files := ordinary()

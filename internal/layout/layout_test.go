@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 84080
+	totalLimit = 84096
 	totalGoal  = 62000
 )
 
@@ -47,8 +47,8 @@ var rooms = []struct {
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	{"lab", 11637, 11700, []string{"internal/lab"}},
 	// 31 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go), and for its texts, which filled the log.
-	// 20 for a bound of a repository's files together (internal/hub/download.go).
-	{"rim", 9251, 6000, []string{
+	// 36 for a bound of a repository's files together, and for files that killed downloads left (internal/hub/download.go).
+	{"rim", 9267, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
