@@ -312,7 +312,7 @@ func TestRemoteRenders(t *testing.T) {
 	}
 }
 
-// Each call may hold an answer of 16 MiB and what is read from it, so they take turns.
+// Each call may hold an answer of 16 MiB and what is read from it, so they take turns, those of all models of a renderer together.
 func TestCallsOfARendererAreBounded(t *testing.T) {
 	var running, most atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -328,11 +328,14 @@ func TestCallsOfARendererAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := NewRemote(s.URL, 0, func(error) {})
+	remotes := []*Remote{NewRemote(s.URL, 0, func(error) {}), NewRemote(s.URL+"/", time.Minute, func(error) {})} // of two models
+	if other := NewRemote("http://127.0.0.1:1", 0, func(error) {}); other.calls == remotes[0].calls {
+		t.Error("got the turns of another renderer")
+	}
 	var all sync.WaitGroup
-	for range 4 * maxCalls {
+	for i := range 4 * maxCalls {
 		all.Go(func() {
-			if res, err := r.Prompt(t.Context(), req); err != nil || len(res.IDs) != 3 {
+			if res, err := remotes[i%2].Prompt(t.Context(), req); err != nil || len(res.IDs) != 3 {
 				t.Errorf("%v %v", res, err)
 			}
 		})

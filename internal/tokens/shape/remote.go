@@ -21,7 +21,7 @@ type Remote struct {
 	url     string
 	timeout time.Duration
 	onCall  func(err error)
-	calls   chan struct{} // a semaphore
+	calls   chan struct{} // a semaphore of all with this url
 
 	mu     sync.Mutex
 	failed int
@@ -29,17 +29,21 @@ type Remote struct {
 }
 
 // breakerFailures is the number of consecutive calls without an answer that open the breaker, breakerPause the time
-// until the next trial call. maxCalls bounds the concurrent calls of one Remote: each may hold a few times maxAnswer.
+// until the next trial call. maxCalls bounds the concurrent calls to one URL: each may hold a few times maxAnswer.
 const (
 	breakerFailures = 5
 	breakerPause    = 10 * time.Second
 	maxCalls        = 16
 )
 
+var semaphores sync.Map // by URL; models may have the same
+
 // NewRemote returns a Remote whose calls last at most for timeout (0: 5 s), the wait for their turn included. onCall gets
 // the error of every call, including ErrBreakerOpen. It must not block.
 func NewRemote(url string, timeout time.Duration, onCall func(err error)) *Remote {
-	return &Remote{url: strings.TrimRight(url, "/"), timeout: cmp.Or(max(timeout, 0), answerIn), onCall: onCall, calls: make(chan struct{}, maxCalls)}
+	url = strings.TrimRight(url, "/")
+	calls, _ := semaphores.LoadOrStore(url, make(chan struct{}, maxCalls))
+	return &Remote{url: url, timeout: cmp.Or(max(timeout, 0), answerIn), onCall: onCall, calls: calls.(chan struct{})} //nolint:forcetypeassert // only these are stored
 }
 
 var renderPaths = map[body.API]string{
