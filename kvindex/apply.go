@@ -59,6 +59,7 @@ func (x *Index) applyContent(s Slot, e *Event, contents []uint64) error {
 	before := st.mapBytes()
 	err = x.storeChain(s, e.Tier, e.Group, parent, e.Hashes, x.own)
 	x.mapBytes += st.mapBytes() - before
+	x.cutUp()
 	x.evict()
 	return err
 }
@@ -80,6 +81,7 @@ func (x *Index) apply(s Slot, e *Event) error {
 			x.remove(s, e)
 		}
 		x.mapBytes += x.slots[s].mapBytes() - before
+		x.cutUp()
 		x.evict() // a removal too may have made names enter the name table
 		return err
 	case Cleared:

@@ -44,8 +44,8 @@ type Index struct {
 	starts   table    // own hash of a segment's first block -> its place
 	names    table    // engine hash -> places of the blocks first stored under it
 	repeated int      // entries in excess of one for each name
-	// deferFrom is the constant deferFrom, or less in tests.
-	deferFrom int
+	// These are the constants deferFrom, manyRuns and shortSegment, or less in tests.
+	deferFrom, manyRuns, shortSegment int
 
 	slots     []slotState
 	freeSlots []Slot
@@ -70,7 +70,9 @@ type Index struct {
 	cover   []bool
 	copied  []uint64
 	leaving []leaving
-	touched uint64 // keeps flushNames' loads from being optimised away
+	// fragmented are the segments that may have to be cut up, see cutUp.
+	fragmented []uint32
+	touched    uint64 // keeps flushNames' loads from being optimised away
 }
 
 // handle is a segment's record (lower 40 bits, noRecord for a free segment) and the segment's
@@ -135,7 +137,7 @@ func New(cfg Config) (*Index, error) {
 		segments: []handle{noRecord},
 		byTarget: map[Target]Slot{},
 
-		deferFrom: deferFrom,
+		deferFrom: deferFrom, manyRuns: manyRuns, shortSegment: shortSegment,
 	}, nil
 }
 
@@ -429,6 +431,9 @@ func (x *Index) insertRun(id uint32, at int, r run) {
 	n := g.numRuns()
 	if n == g.runRoom() {
 		g = x.resize(id, g.room(), n+n/4+1)
+		if n >= x.manyRuns && g.blocks() > x.shortSegment {
+			x.fragmented = append(x.fragmented, id)
+		}
 	}
 	g.setRuns(n + 1)
 	runs := g.runs()
@@ -537,14 +542,43 @@ func (x *Index) reap(id uint32, start, end int) {
 	n := g.blocks()
 	switch {
 	case g.dead() >= 8 && g.dead()*2 > n:
-		x.rebuild(id)
+		x.rebuild(id, n)
 	case segmentWords(g.room(), g.runRoom()) > 24 && segmentWords(n, g.numRuns())*2 < segmentWords(g.room(), g.runRoom()):
 		x.resize(id, n+n/8, g.numRuns())
 	}
 }
 
-// rebuild replaces a segment that is mostly dead by segments of its live stretches. Their speculative credit is lost.
-func (x *Index) rebuild(id uint32) {
+// With manyRuns or more runs, of which a slot has more than slotRuns in the mean, a segment is cut into pieces of shortSegment
+// blocks: each change and each lookup of a segment takes time in proportion to its runs.
+const (
+	manyRuns     = 512
+	slotRuns     = 8
+	shortSegment = 64
+)
+
+// cutUp cuts up the segments that engines have fragmented. The caller holds the mutex, with the gate open.
+func (x *Index) cutUp() {
+	for _, id := range x.fragmented {
+		if !x.alive(id) || x.seg(id).blocks() <= x.shortSegment {
+			continue
+		}
+		runs, slots := x.seg(id).runs(), 0
+		for i, r := range runs {
+			if i == 0 || runSlot(runs[i-1]) != runSlot(r) {
+				slots++
+			}
+		}
+		if len(runs) > slotRuns*slots || x.manyRuns < manyRuns {
+			x.gate.shut()
+			x.rebuild(id, x.shortSegment)
+			x.gate.open()
+		}
+	}
+	x.fragmented = x.fragmented[:0]
+}
+
+// rebuild replaces a segment by segments of its live stretches, each of at most limit blocks. Their speculative credit is lost.
+func (x *Index) rebuild(id uint32, limit int) {
 	x.counters.rebuilt++
 	old := x.seg(id)
 	n := old.blocks()
@@ -570,13 +604,18 @@ func (x *Index) rebuild(id uint32) {
 		x.unname(old, placeAt(id, i))
 	}
 	x.freeSegment(id)
+	type stretch struct {
+		from int
+		id   uint32
+	}
+	var stretches []stretch
 	for from := 0; from < n; {
 		if !x.cover[from] {
 			from++
 			continue
 		}
 		to := from
-		for to < n && x.cover[to] {
+		for to < min(n, from+limit) && x.cover[to] {
 			to++
 		}
 		fresh := x.newSegment(to-from, 1)
@@ -594,12 +633,21 @@ func (x *Index) rebuild(id uint32) {
 				g.addDeferred(1)
 			}
 		}
-		for _, r := range moved {
-			a, b := max(runStart(r), from), min(runEnd(r), to)
-			if a < b && runTier(r) < speculative {
-				x.hold(fresh, runSlot(r), runTier(r), a-from, b-from)
-			}
-		}
+		stretches = append(stretches, stretch{from, fresh})
 		from = to
+	}
+	for _, r := range moved {
+		if runTier(r) >= speculative {
+			continue
+		}
+		i, found := slices.BinarySearchFunc(stretches, runStart(r), func(t stretch, at int) int { return t.from - at })
+		if !found {
+			i--
+		}
+		for ; i < len(stretches) && stretches[i].from < runEnd(r); i++ {
+			t := stretches[i]
+			a, b := max(runStart(r), t.from), min(runEnd(r), t.from+x.seg(t.id).blocks())
+			x.hold(t.id, runSlot(r), runTier(r), a-t.from, b-t.from)
+		}
 	}
 }

@@ -196,18 +196,25 @@ func (w *walk) firstTiered(g segment, n int) {
 }
 
 // cover returns how many of the runs belong to the first one's slot. For each tier it also returns how far, at most n,
-// the slot's blocks on this and faster tiers reach from the segment's start.
+// the slot's blocks on this and faster tiers reach from the segment's start. It looks at each run once: an engine can
+// make thousands of one segment, with blocks that alternate between tiers.
 func cover(runs []run, n int) (count int, level [numLevels]uint32) {
+	var next, last [numLevels]int // the runs of a tier that were not looked at: they are sorted by their start
 	for count < len(runs) && runs[count]>>slotShift == runs[0]>>slotShift {
+		t := runTier(runs[count])
+		if last[t] == 0 {
+			next[t] = count
+		}
 		count++
+		last[t] = count
 	}
 	end := 0
 	for t := range level {
-		for grown := true; grown; {
+		for grown := true; grown && end < n; {
 			grown = false
-			for _, r := range runs[:count] {
-				if int(runTier(r)) <= t && runStart(r) <= end && runEnd(r) > end {
-					end, grown = runEnd(r), true
+			for u := range t + 1 {
+				for ; next[u] < last[u] && runStart(runs[next[u]]) <= end && end < n; next[u]++ {
+					end, grown = max(end, runEnd(runs[next[u]])), true
 				}
 			}
 		}

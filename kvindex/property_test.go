@@ -18,14 +18,16 @@ type world struct {
 	slots []Slot
 	info  map[Slot]worldTarget
 	// chains that were stored: hashes by target, for parents and removals
-	chains     map[Slot][]worldChain
-	alphabet   uint32
-	longest    int // chain, in engine blocks
-	deferFrom  int
-	speculated bool
-	sent       []Credit
-	bounded    bool // a byte budget: matches may be shorter than the model's
-	now        time.Time
+	chains    map[Slot][]worldChain
+	alphabet  uint32
+	longest   int // chain, in engine blocks
+	deferFrom int
+
+	manyRuns, shortSegment int
+	speculated             bool
+	sent                   []Credit
+	bounded                bool // a byte budget: matches may be shorter than the model's
+	now                    time.Time
 }
 
 type worldTarget struct {
@@ -232,7 +234,7 @@ func (w *world) snapshot(t *rapid.T) {
 		t.Fatalf("got holder blocks %d before and %d after loading", a.HolderBlocks, b.HolderBlocks)
 	}
 	w.x = y
-	w.x.deferFrom = w.deferFrom
+	w.x.deferFrom, w.x.manyRuns, w.x.shortSegment = w.deferFrom, w.manyRuns, w.shortSegment
 	w.speculated = false
 }
 
@@ -471,12 +473,16 @@ func newWorld(t *rapid.T, blocks []int, maxBytes int64) *world {
 	w.bounded, w.now = maxBytes > 0, time.Unix(1000, 0)
 	w.longest = rapid.SampledFrom([]int{12, 12, 12, 12, 12, 100}).Draw(t, "longest")
 	w.deferFrom = rapid.SampledFrom([]int{1, 3, deferFrom}).Draw(t, "defer from")
+	w.manyRuns, w.shortSegment = manyRuns, shortSegment
+	if rapid.Bool().Draw(t, "segments are cut up") {
+		w.manyRuns, w.shortSegment = rapid.SampledFrom([]int{1, 3}).Draw(t, "many runs"), rapid.SampledFrom([]int{1, 4}).Draw(t, "short segment")
+	}
 	w.alphabet = rapid.SampledFrom([]uint32{0, 1, 3}).Draw(t, "alphabet")
 	var err error
 	if w.x, err = New(Config{BlockSize: 4, Key: Key{1, 2, 3}, MaxBytes: maxBytes}); err != nil {
 		t.Fatal(err)
 	}
-	w.x.deferFrom = w.deferFrom
+	w.x.deferFrom, w.x.manyRuns, w.x.shortSegment = w.deferFrom, w.manyRuns, w.shortSegment
 	for i := range rapid.IntRange(1, 4).Draw(t, "targets") {
 		in := worldTarget{
 			target: Target{Worker: string(rune('a' + i))},

@@ -1,5 +1,7 @@
 package kvindex
 
+import "math/bits"
+
 // A segment is a stretch of a chain of blocks: block i+1's parent is block i. Its record consists of a head of
 // headWords words, the runs (which slots hold which part), the blocks' own hashes, their engine hashes, and a bitmap
 // with one bit per block that is set if the name table contains the block:
@@ -171,24 +173,52 @@ func (g segment) maxEnd() int {
 
 // uncovered calls gone for every maximal part of [start, end) that no run covers.
 func (g segment) uncovered(start, end int, gone func(from, to int)) {
-	runs := g.runs()
-	for at := start; at < end; {
-		covered, next := at, end
-		for _, r := range runs {
-			s, e := runStart(r), runEnd(r)
-			if s <= at && e > covered {
-				if covered = e; covered >= end {
-					return
-				}
-			} else if s > at && s < next {
-				next = s
-			}
-		}
-		if covered > at {
-			at = covered
+	gaps(g.runs(), start, end, gone)
+}
+
+// gaps calls gone for every maximal part of [start, end) that none of the runs covers. It looks at each run once, before
+// the first call.
+func gaps(runs []run, start, end int, gone func(from, to int)) {
+	var covered [maxSegment / 64]uint64
+	for _, r := range runs {
+		from, to := max(runStart(r), start), min(runEnd(r), end)
+		if from >= to {
 			continue
 		}
-		gone(at, next)
-		at = next
+		if from == start && to == end {
+			return
+		}
+		first, last := from/64, (to-1)/64
+		head, tail := ^uint64(0)<<(from%64), ^uint64(0)>>(63-(to-1)%64)
+		if first == last {
+			covered[first] |= head & tail
+			continue
+		}
+		covered[first] |= head
+		for i := first + 1; i < last; i++ {
+			covered[i] = ^uint64(0)
+		}
+		covered[last] |= tail
+	}
+	// skip returns the end of the blocks from at on that are covered, or not.
+	skip := func(at int, isCovered bool) int {
+		for at < end {
+			w := covered[at/64]
+			if isCovered {
+				w = ^w
+			}
+			if w >>= at % 64; w != 0 {
+				return min(at+bits.TrailingZeros64(w), end)
+			}
+			at = at/64*64 + 64
+		}
+		return end
+	}
+	for at := start; at < end; {
+		from := skip(at, true)
+		at = skip(from, false)
+		if from < at {
+			gone(from, at)
+		}
 	}
 }

@@ -177,27 +177,8 @@ func (x *Index) claimGaps(s Slot, g segment, id uint32, n int, expires int64) {
 	if i < len(runs) && runSlot(runs[i]) == s {
 		k, level = cover(runs[i:], n)
 	}
-	have := int(level[numLevels-1])
-	if have == n {
-		return
-	}
-	// parts after the first gap are rarely held; each is skipped
-	held := append([]run(nil), runs[i:i+k]...)
-	for from := have; from < n; {
-		to, skip := n, n
-		for _, r := range held {
-			if runStart(r) <= from && runEnd(r) > from {
-				to, skip = from, runEnd(r)
-				break
-			}
-			if runStart(r) > from && runStart(r) < to {
-				to, skip = runStart(r), runStart(r)
-			}
-		}
-		if to > from {
-			x.claim(s, id, from, to, expires)
-		}
-		from = skip
+	if have := int(level[numLevels-1]); have < n { // parts after the first gap are rarely held; each is skipped
+		gaps(runs[i:i+k], have, n, func(from, to int) { x.claim(s, id, from, to, expires) })
 	}
 }
 
