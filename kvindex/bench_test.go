@@ -153,3 +153,32 @@ func processTime() time.Duration {
 	}
 	return time.Duration(t.Nano())
 }
+
+// Prompts of pages of one token, which end in a page of their own, are stored and removed from their ends.
+func BenchmarkPages(b *testing.B) {
+	x := mustIndex(b, Config{BlockSize: 16})
+	s := mustAdd(b, x, 0, 1)
+	const n = 1000
+	names, tokens := make([]EngineHash, n), make([]uint32, n)
+	var removed []EngineHash
+	next := EngineHash(1)
+	for b.Loop() {
+		for i := range names {
+			names[i], tokens[i] = next, uint32(next)
+			next++
+		}
+		if err := x.Apply(s, &Event{Kind: Stored, Hashes: names, Tokens: tokens, BlockSize: 1}); err != nil {
+			b.Fatal(err)
+		}
+		if next > 100*n {
+			removed = removed[:0]
+			for i := next - 100*n + n - 1; len(removed) < n; i-- {
+				removed = append(removed, i)
+			}
+			if err := x.Apply(s, &Event{Kind: Removed, Hashes: removed}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	b.ReportMetric(float64(b.N)*n/b.Elapsed().Seconds()/1e6, "Mpages/s")
+}

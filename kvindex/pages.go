@@ -8,26 +8,35 @@ package kvindex
 type pages struct {
 	byName map[uint64]uint32
 	nodes  []page // number 0 is never used
-	free   uint32 // first free node, linked through next
+	free   uint32 // first free node, linked through parent
 	units  map[unit]uint32
 }
 
 // page is an engine block smaller than the index's. Invariant: it is in the tree while it is held or has children.
+//
+// A page is linked on a tier if it is held there and is in its parent's list. When a page leaves a tier, all that are linked
+// below it in its index block are unlinked, until they are stored again. So each stored page is visited at most once when
+// others before it are stored, and once when they are removed. The first page of an index block is in no list.
 type page struct {
-	name                uint64
-	before              Hash   // of the index block before the page's
-	own                 Hash   // of the index block that the page completes
-	content             uint64 // sum over the tokens of the index block so far, without tail
-	tail                [4]uint32
-	fill                int32 // tokens of the index block so far, including the page's
-	parent, child, next uint32
-	tiers               uint8            // bit per tier that holds the page
-	holders             [NumTiers]uint16 // groups that hold the page, per tier
-	final               bool             // the page completes its index block
+	name     uint64
+	before   Hash   // of the index block before the page's
+	own      Hash   // of the index block that the page completes
+	content  uint64 // sum over the tokens of the index block so far, without tail
+	tail     [4]uint32
+	fill     int32 // tokens of the index block so far, including the page's
+	parent   uint32
+	children uint32           // their number
+	tiers    uint8            // bit per tier that holds the page
+	holders  [NumTiers]uint16 // groups that hold the page, per tier
+	final    bool             // the page completes its index block
+	lists    [NumTiers]pageList
 }
 
+// pageList is the first child that is linked on a tier, and the neighbours in the list of the page's parent.
+type pageList struct{ first, next, prev uint32 }
+
 // pageBytes is the accounted size of a page, measured with Go's maps.
-const pageBytes = 200
+const pageBytes = 240
 
 func (x *Index) storePages(s Slot, e *Event) error {
 	st := &x.slots[s]
@@ -77,8 +86,8 @@ func (x *Index) storePages(s Slot, e *Event) error {
 // that begin in the page; from is the position of the page's first token, counted like Medium.At.
 func (x *Index) extend(parent page, root bool, seed Hash, tokens []uint32, extra uint64, media []Medium, from int) page {
 	p := parent
-	p.child, p.next, p.tiers, p.final = 0, 0, 0, false
-	p.holders = [NumTiers]uint16{}
+	p.children, p.tiers, p.final = 0, 0, false
+	p.holders, p.lists = [NumTiers]uint16{}, [NumTiers]pageList{}
 	if root {
 		p = page{before: seed}
 	} else if parent.final {
@@ -114,13 +123,12 @@ func (p *page) same(q *page) bool {
 func (p *pages) add(n page) uint32 {
 	id := p.free
 	if id != 0 {
-		p.free = p.nodes[id].next
+		p.free = p.nodes[id].parent
 	} else {
 		id = uint32(len(p.nodes))
 		p.nodes = append(p.nodes, page{})
 	}
-	n.next = p.nodes[n.parent].child
-	p.nodes[n.parent].child = id
+	p.nodes[n.parent].children++
 	p.nodes[id] = n
 	p.byName[n.name] = id
 	return id
@@ -128,18 +136,58 @@ func (p *pages) add(n page) uint32 {
 
 // prune removes a page that is neither held nor a parent from the tree, and then its parent likewise.
 func (p *pages) prune(id uint32) {
-	for id != 0 && p.nodes[id].tiers == 0 && p.nodes[id].child == 0 {
+	for id != 0 && p.nodes[id].tiers == 0 && p.nodes[id].children == 0 {
 		n := p.nodes[id]
-		at := &p.nodes[n.parent].child
-		for *at != id {
-			at = &p.nodes[*at].next
-		}
-		*at = n.next
+		p.nodes[n.parent].children--
 		delete(p.byName, n.name)
-		p.nodes[id] = page{next: p.free}
+		p.nodes[id] = page{parent: p.free}
 		p.free = id
 		id = n.parent
 	}
+}
+
+// begins reports whether a page is the first of its index block.
+func (p *pages) begins(id uint32) bool {
+	parent := p.nodes[id].parent
+	return parent == 0 || p.nodes[parent].final
+}
+
+// linked is also true for the first page of an index block, if the tier holds it.
+func (p *pages) linked(id uint32, t Tier) bool {
+	n := &p.nodes[id]
+	if p.begins(id) {
+		return n.tiers&(1<<t) != 0
+	}
+	return n.lists[t].prev != 0 || p.nodes[n.parent].lists[t].first == id
+}
+
+func (p *pages) link(id uint32, t Tier) {
+	if p.begins(id) {
+		return
+	}
+	n := &p.nodes[id]
+	first := &p.nodes[n.parent].lists[t].first
+	if n.lists[t].next = *first; *first != 0 {
+		p.nodes[*first].lists[t].prev = id
+	}
+	*first = id
+}
+
+func (p *pages) unlink(id uint32, t Tier) {
+	if p.begins(id) || !p.linked(id, t) {
+		return
+	}
+	n := &p.nodes[id]
+	l := &n.lists[t]
+	if l.prev != 0 {
+		p.nodes[l.prev].lists[t].next = l.next
+	} else {
+		p.nodes[n.parent].lists[t].first = l.next
+	}
+	if l.next != 0 {
+		p.nodes[l.next].lists[t].prev = l.prev
+	}
+	l.next, l.prev = 0, 0
 }
 
 // holdPage adds one holding of a page, and the index blocks that it completes.
@@ -147,11 +195,14 @@ func (x *Index) holdPage(s Slot, id uint32, t Tier, group int32) error {
 	st := &x.slots[s]
 	p := st.pages
 	n := &p.nodes[id]
-	if n.tiers&(1<<t) == 0 {
+	if !p.linked(id, t) {
+		before := n.tiers
 		n.tiers |= 1 << t
+		p.link(id, t)
 		if p.reached(id, t) {
 			if err := x.holdCompleted(s, id, t); err != nil {
-				n.tiers &^= 1 << t
+				x.loseCompleted(s, id, t)
+				n.tiers = before
 				return err
 			}
 		}
@@ -164,27 +215,24 @@ func (x *Index) holdPage(s Slot, id uint32, t Tier, group int32) error {
 	return nil
 }
 
-// reached reports whether the tier holds all pages before this one in its index block.
+// reached reports whether a linked page and all before it in its index block are linked.
 func (p *pages) reached(id uint32, t Tier) bool {
-	for id = p.nodes[id].parent; id != 0 && !p.nodes[id].final; id = p.nodes[id].parent {
-		if p.nodes[id].tiers&(1<<t) == 0 {
+	for !p.begins(id) {
+		if id = p.nodes[id].parent; !p.linked(id, t) {
 			return false
 		}
 	}
 	return true
 }
 
-// holdCompleted holds every index block that page id completes on a tier. A block whose
+// holdCompleted holds every index block that page id, which is reached, completes on a tier. A block whose
 // predecessor the slot does not hold is left out until it is stored again.
 func (x *Index) holdCompleted(s Slot, id uint32, t Tier) error {
 	st := &x.slots[s]
 	p := st.pages
 	n := p.nodes[id]
-	if n.tiers&(1<<t) == 0 {
-		return nil
-	}
 	if !n.final {
-		for c := n.child; c != 0; c = p.nodes[c].next {
+		for c := n.lists[t].first; c != 0; c = p.nodes[c].lists[t].next {
 			if err := x.holdCompleted(s, c, t); err != nil {
 				return err
 			}
@@ -235,18 +283,27 @@ func (x *Index) removePage(s Slot, name uint64, t Tier, group int32) bool {
 	return true
 }
 
-// loseCompleted removes from the slot, on one tier, every index block that contains part of the page.
+// loseCompleted removes from the slot, on one tier, every index block that contains part of the page, and unlinks the
+// page and those below it in its index block.
 func (x *Index) loseCompleted(s Slot, id uint32, t Tier) {
 	st := &x.slots[s]
-	n := st.pages.nodes[id]
-	if n.final {
-		x.gate.shut()
-		x.removeOne(s, t, st.group, n.name)
-		x.gate.open()
-		return
-	}
-	for c := n.child; c != 0; c = st.pages.nodes[c].next {
-		x.loseCompleted(s, c, t)
+	p := st.pages
+	for at := id; ; {
+		n := &p.nodes[at]
+		if n.lists[t].first != 0 {
+			at = n.lists[t].first
+			continue
+		}
+		if n.final {
+			x.gate.shut()
+			x.removeOne(s, t, st.group, n.name)
+			x.gate.open()
+		}
+		p.unlink(at, t)
+		if at == id {
+			return
+		}
+		at = n.parent
 	}
 }
 

@@ -183,15 +183,17 @@ func (d *dumper) pages(p *pages) {
 	d.num(uint64(len(p.byName)))
 	index := make([]uint32, len(p.nodes))
 	count := uint32(0)
-	for next := []uint32{0}; len(next) > 0; {
-		id := next[len(next)-1]
-		next = next[:len(next)-1]
-		for c := p.nodes[id].child; c != 0; c = p.nodes[c].next {
-			next = append(next, c)
-		}
-		if id == 0 {
+	var chain []uint32
+	for i := 1; i < len(p.nodes) || len(chain) > 0; {
+		if len(chain) == 0 {
+			for id := uint32(i); p.nodes[id].name != 0 && index[id] == 0; id = p.nodes[id].parent {
+				chain = append(chain, id)
+			}
+			i++
 			continue
 		}
+		id := chain[len(chain)-1]
+		chain = chain[:len(chain)-1]
 		count++
 		index[id] = count
 		n := &p.nodes[id]
@@ -449,7 +451,12 @@ func (l *loader) pages(st *slotState) {
 			l.failf("page %x twice", q.name)
 		}
 		if l.err == nil {
-			p.add(q)
+			id := p.add(q)
+			for t := range Tier(NumTiers) {
+				if q.tiers&(1<<t) != 0 {
+					p.link(id, t)
+				}
+			}
 		}
 	}
 }
