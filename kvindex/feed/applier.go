@@ -22,7 +22,13 @@ type applier struct {
 	targets  []kvindex.Target
 	counters *counters
 	removed  []kvindex.EngineHash // scratch space of part
-	// mu is the owner's mutex. Status can lock it between the parts of a large batch.
+	// shown is the machine's state after the last input whose actions have all run: batches that it counts are applied.
+	shown struct {
+		state  State
+		cursor Cursor
+		counts Counts
+	}
+	// mu is the owner's mutex. Status can lock it while events are applied, and between the parts of a large batch.
 	mu *guard
 }
 
@@ -75,7 +81,7 @@ func (a *applier) do(actions []Action) {
 				a.dec.Forget()
 			}
 			for _, t := range a.targets {
-				a.sink.Clear(t, act.Reason)
+				a.unlocked(func() { a.sink.Clear(t, act.Reason) })
 			}
 		case Enter:
 			a.enter(act.State, act.Reason)
@@ -88,6 +94,11 @@ func (a *applier) do(actions []Action) {
 		}
 	}
 	clear(actions) // the machine would keep the payload until its next input
+	a.show()
+}
+
+func (a *applier) show() {
+	a.shown.state, a.shown.cursor, a.shown.counts = a.machine.State(), a.machine.Cursor(), a.machine.Counts()
 }
 
 // reported returns the targets whose state and warnings the sink gets: those that batches have named so far, else base.
@@ -118,7 +129,7 @@ func (a *applier) warnOnce(t kvindex.Target, why Reason, detail string) bool {
 func (a *applier) refuse(t kvindex.Target, algo string) {
 	if a.warnOnce(t, UnknownHash, fmt.Sprintf("block hash algorithm %q is not known; the worker's events are not used", algo)) {
 		for _, t := range a.targets {
-			a.sink.Clear(t, UnknownHash)
+			a.unlocked(func() { a.sink.Clear(t, UnknownHash) })
 		}
 		a.enter(Stale, UnknownHash)
 	}
@@ -178,7 +189,7 @@ func (a *applier) part(t kvindex.Target, b *Batch, c Cursor) {
 		}
 	}
 	if batcher, ok := a.sink.(Batcher); ok {
-		batcher.BeginBatch(t)
+		a.unlocked(func() { batcher.BeginBatch(t) })
 		defer batcher.EndBatch(t, c)
 	}
 	for i := 0; i < len(b.Events); i++ {
@@ -224,11 +235,20 @@ func (a *applier) pass(t kvindex.Target, ev *kvindex.Event) (err error) {
 			piece.Tokens, ev.Tokens = ev.Tokens[:maxPart*ev.BlockSize], ev.Tokens[maxPart*ev.BlockSize:]
 			ev.Parent, ev.HasParent = piece.Hashes[maxPart-1], true
 		}
-		if err = cmp.Or(err, a.sink.Apply(t, &piece)); err != nil && tokens {
+		a.unlocked(func() { err = cmp.Or(err, a.sink.Apply(t, &piece)) })
+		if err != nil && tokens {
 			return err // the others are its children
 		}
 	}
-	return cmp.Or(err, a.sink.Apply(t, ev))
+	a.unlocked(func() { err = cmp.Or(err, a.sink.Apply(t, ev)) })
+	return err
+}
+
+// unlocked calls what may take long without the lock that readers of the state wait for. The turn keeps further input away.
+func (a *applier) unlocked(call func()) {
+	a.mu.Unlock()
+	defer a.mu.Lock()
+	call()
 }
 
 // sameRemovals returns how many of the first events remove blocks of one tier and group. Engines publish one event per

@@ -54,6 +54,7 @@ func Start(ctx context.Context, src Source, sink Sink) (*Feed, error) {
 	f.src.Machine = src.Machine
 	f.machine = NewMachine(src.Machine)
 	f.main = &applier{src: &f.src, dec: NewDecoder(src.Engine, src.BlockSize), sink: sink, machine: f.machine, counters: f.counters, mu: f.mu}
+	f.main.show()
 	f.main.replay = func(a Action) { f.startReplay(ctx, a) }
 	if src.Machine.Resume != nil {
 		f.main.targets = []kvindex.Target{f.main.base()}
@@ -119,15 +120,15 @@ func (f *Feed) Finished(t kvindex.Target, silent bool) {
 	})
 }
 
-// Status returns a copy of the feed's counters and states.
+// Status returns a copy of the feed's counters and states. It does not wait for a batch that is being applied.
 func (f *Feed) Status() Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := f.counters.status(f.src.Worker)
 	for _, a := range f.appliers() {
-		s.Counts.add(a.machine.Counts())
+		s.Counts.add(a.shown.counts)
 		for _, t := range a.reported() {
-			s.Targets = append(s.Targets, TargetStatus{t, a.machine.State(), a.machine.Cursor()})
+			s.Targets = append(s.Targets, TargetStatus{t, a.shown.state, a.shown.cursor})
 		}
 	}
 	slices.SortFunc(s.Targets, func(a, b TargetStatus) int { return int(a.Target.Rank) - int(b.Target.Rank) })

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"sync"
 	"time"
 
@@ -49,25 +50,25 @@ func (s *PushServer) Resume(t kvindex.Target, c Cursor) {
 // them. To keep the worker from reconnecting, make accept refuse it first.
 func (s *PushServer) Forget(worker string) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
+	var forgotten []*publisher
 	for t, p := range s.publishers {
 		if t.Worker == worker {
-			p.mu.enter()
-			p.gone = true
-			p.a.machine.dropPending()
-			if p.stop != nil {
-				p.stop()
-				p.stop = nil
-			}
-			p.timeout.Stop()
-			p.mu.leave()
+			forgotten = append(forgotten, p)
 			delete(s.publishers, t)
 		}
 	}
-	for t := range s.resume {
-		if t.Worker == worker {
-			delete(s.resume, t)
+	maps.DeleteFunc(s.resume, func(t kvindex.Target, _ Cursor) bool { return t.Worker == worker })
+	s.mu.Unlock()
+	for _, p := range forgotten { // without the lock, because its batch may take long
+		p.mu.enter()
+		p.gone = true
+		p.a.machine.dropPending()
+		if p.stop != nil {
+			p.stop()
+			p.stop = nil
 		}
+		p.timeout.Stop()
+		p.mu.leave()
 	}
 }
 
@@ -90,7 +91,7 @@ func (s *PushServer) Finished(t kvindex.Target, silent bool) bool {
 	return true
 }
 
-// Statuses returns the status of each publisher.
+// Statuses returns the status of each publisher. It does not wait for batches that are being applied.
 func (s *PushServer) Statuses() []Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,8 +99,8 @@ func (s *PushServer) Statuses() []Status {
 	for t, p := range s.publishers {
 		p.mu.Lock()
 		st := p.a.counters.status(t.Worker)
-		st.Counts = p.a.machine.Counts()
-		st.Targets = []TargetStatus{{t, p.a.machine.State(), p.a.machine.Cursor()}}
+		st.Counts = p.a.shown.counts
+		st.Targets = []TargetStatus{{t, p.a.shown.state, p.a.shown.cursor}}
 		p.mu.Unlock()
 		all = append(all, st)
 	}
@@ -231,6 +232,7 @@ func (s *PushServer) publisher(src Source, hello *kvlanev1.Hello) (*publisher, e
 		}
 		p = &publisher{mu: newGuard(sink), timeout: time.NewTimer(0)}
 		p.a = applier{mu: p.mu, src: &src, dec: &pushDecoder{NewDecoder(src.Engine, src.BlockSize)}, sink: sink, machine: NewMachine(src.Machine), counters: newCounters(), targets: []kvindex.Target{t}}
+		p.a.show()
 		p.a.replay = p.askReplay
 		s.publishers[t] = p
 	}

@@ -35,8 +35,8 @@ type Limiter interface {
 	Pending() []*semaphore.Weighted
 }
 
-// guard protects machines: turn is held while they get input and their actions run, the mutex also while their state is
-// read.
+// guard protects machines: turn is held while they get input and their actions run. The mutex is held too when their
+// state changes or is read, but not while events are applied.
 type guard struct {
 	sync.Mutex
 	turn *sync.Mutex

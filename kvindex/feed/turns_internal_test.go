@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvlane/kvlane/kvindex"
+	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 )
 
 // rawEngine publishes what send writes to each connection.
@@ -223,7 +224,8 @@ func TestALongEventIsPassedInPieces(t *testing.T) {
 				t.Fatal(err)
 			}
 			sink := &intoIndex{x: x, slot: slot}
-			a := &applier{sink: sink}
+			a := &applier{sink: sink, mu: newGuard(sink)}
+			a.mu.Lock()
 			for _, ev := range history[:n] {
 				given := *ev // pass changes it
 				if whole == 1 {
@@ -320,4 +322,72 @@ func TestAReplayThatPanicsUnlocksOnce(t *testing.T) {
 	if !f.mu.TryLock() || !f.mu.turn.TryLock() {
 		t.Error("got a lock that is taken after a panic")
 	}
+}
+
+// States are read, and other workers forgotten, while an event is applied, however long that takes. What is shown is what
+// was applied before.
+func TestStatesDoNotWaitForEvents(t *testing.T) {
+	for _, end := range []string{"applied", "forgotten"} {
+		t.Run("pushed "+end, func(t *testing.T) {
+			g := &gated{worker: "w", arrived: make(chan string), letGo: make(chan struct{}), mu: new(sync.Mutex), now: map[string]int{}, most: map[string]int{}}
+			s := NewPushServer(func(*kvlanev1.Hello) (Sink, error) { return g, nil })
+			hello := &kvlanev1.Hello{Worker: "w", Engine: "vllm"}
+			src, err := helloSource(hello)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := s.publisher(src, hello)
+			if err != nil {
+				t.Fatal(err)
+			}
+			mine, _, _ := p.begin(&src, func() {})
+			events := &kvlanev1.Events{Events: []*kvlanev1.Event{{Change: &kvlanev1.Event_Removed{Removed: &kvlanev1.Removed{Hashes: []uint64{1}}}}}}
+			done := make(chan error)
+			go func() {
+				done <- p.message(&kvlanev1.PushRequest{Message: &kvlanev1.PushRequest_Batch{Batch: &kvlanev1.Batch{Content: &kvlanev1.Batch_Events{Events: events}}}}, mine, false)
+			}()
+			<-g.arrived
+			all := s.Statuses()
+			if len(all) != 1 || all[0].Counts.Applied != 0 || all[0].Targets[0].State != Live || all[0].Targets[0].Cursor.Next != 0 {
+				t.Errorf("got %+v while the first batch is applied, want a live target without a batch", all)
+			}
+			gone := make(chan struct{})
+			if end == "forgotten" {
+				go func() { s.Forget("w"); close(gone) }()
+				for s.Pushes(kvindex.Target{Worker: "w", Rank: kvindex.NoRank}) { // the test's timeout ends it
+					time.Sleep(time.Millisecond)
+				}
+				if all := s.Statuses(); len(all) != 0 {
+					t.Errorf("got %+v, want no publisher of a worker that is forgotten", all)
+				}
+				select {
+				case <-gone:
+					t.Error("Forget returned while an event was applied")
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
+			g.letGo <- struct{}{}
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			if end == "forgotten" {
+				<-gone
+			} else if all := s.Statuses(); all[0].Counts.Applied != 1 || all[0].Targets[0].Cursor.Next != 1 {
+				t.Errorf("got %+v after the batch was applied", all)
+			}
+		})
+	}
+	t.Run("zmq", func(t *testing.T) {
+		arrived, letGo := make(chan string), make(chan struct{})
+		_, feeds := flooded(t, arrived, letGo, 1, map[string]int{"a": 900}, 1)
+		<-arrived
+		if s := feeds[0].Status(); s.Counts.Applied != 0 || s.Connects != 1 || s.Targets[0].State != Live {
+			t.Errorf("got %+v while the first batch is applied, want a live target without a batch", s)
+		}
+		letGo <- struct{}{}
+		<-arrived
+		if s := feeds[0].Status(); s.Counts.Applied != 1 || s.Events != 1 {
+			t.Errorf("got %+v while the second batch is applied, want one applied", s)
+		}
+	})
 }
