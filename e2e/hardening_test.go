@@ -361,6 +361,64 @@ func TestUnfinishedRequestsGiveWay(t *testing.T) {
 	}
 }
 
+// Uploads that stall fill Envoy to the heap at which it refuses all requests, and over HTTP/1.1 nothing of Envoy ends them but
+// envoy.upload_timeout. Others are served soon, and while the client opens its uploads again.
+func TestUploadsThatStallGiveWay(t *testing.T) {
+	const (
+		clients = 300
+		sent    = 600_000 // each: 180 MB in all
+		limit   = 160 << 20
+	)
+	for protocol, two := range map[string]bool{"HTTP/1.1": false, "HTTP/2": true} {
+		t.Run(protocol, func(t *testing.T) {
+			b := newBed(t, shape{engines: 1, envoy: fmt.Sprintf(", max_heap: %d, upload_timeout: 10m", limit), decide: "10s, bodies_in_flight: {bytes: 40MiB}", noCheck: true})
+			transport := &http.Transport{Protocols: new(http.Protocols)}
+			transport.Protocols.SetHTTP1(!two)
+			transport.Protocols.SetUnencryptedHTTP2(two)
+			defer transport.CloseIdleConnections()
+			ctx, cancel := context.WithCancel(t.Context())
+			var uploads sync.WaitGroup
+			defer uploads.Wait()
+			defer cancel()
+			text := bytes.Repeat([]byte("a"), sent)
+			for range clients {
+				uploads.Go(func() {
+					for range 3 {
+						stall, end := io.Pipe()
+						context.AfterFunc(ctx, func() { end.Close() })
+						req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+b.ingress+"/v1/chat/completions", io.MultiReader(bytes.NewReader(text), stall))
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						req.ContentLength = sent + 1
+						if resp, err := transport.RoundTrip(req); err == nil {
+							resp.Body.Close()
+						}
+						if ctx.Err() != nil {
+							return
+						}
+						time.Sleep(time.Second)
+					}
+				})
+			}
+			served := 0
+			b.until("30 requests of another client are served", func() bool {
+				client := &http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+				resp, err := client.Post("http://"+b.ingress+"/v1/chat/completions", "application/json", bytes.NewReader(chatBody(message{"user", "others"})))
+				if err != nil {
+					return false // Envoy takes no connections for now
+				}
+				defer resp.Body.Close()
+				if resp.StatusCode == http.StatusOK {
+					served++
+				}
+				return served >= 30
+			})
+		})
+	}
+}
+
 // What a client of Kvlane's own ports holds open, of any kind, takes no more memory than the bodies that the configuration allows
 // and a bound for each stream and connection.
 func TestWhatIsHeldOpenIsBounded(t *testing.T) {

@@ -1,7 +1,9 @@
 package extproc
 
 import (
+	"cmp"
 	"container/list"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,12 +34,16 @@ type bodies struct {
 	announced list.List     // of *arrival: bodies of which nothing has arrived, the oldest first. Envoy holds them with BUFFERED.
 	arriving  list.List     // of *arrival: unfinished bodies, the oldest first
 	patience  time.Duration // how long a body may arrive before it is dropped for others; see grow
+	// promised is the length in bytes of the announced bodies that Envoy holds, maxBytes at most after patience.
+	promised int64
+	trimming bool // trim will be called
 }
 
 // arrival is an announced or unfinished body.
 type arrival struct {
 	x     *exchange
 	since time.Time
+	size  int64         // of its bytes in Envoy, the most that they may become
 	list  *list.List    // that place is in
 	place *list.Element // nil: dropped, or whole
 }
@@ -75,9 +81,7 @@ func (b *bodies) fit(held *int64, more int64) bool {
 		if &a.x.held == held || time.Since(a.since) < patience {
 			return false
 		}
-		b.remove(a)
-		b.set(&a.x.held, 0)
-		go a.x.makeRoom() // it may wait for its client
+		b.give(a)
 	}
 }
 
@@ -90,7 +94,47 @@ func (b *bodies) announce(a *arrival) bool {
 	}
 	a.since = time.Now()
 	a.list, a.place = &b.announced, b.announced.PushBack(a)
+	b.promised += a.size
+	b.trimLater()
 	return true
+}
+
+func (b *bodies) trimLater() {
+	if b.maxBytes > 0 && b.promised > b.maxBytes && !b.trimming {
+		b.trimming = true
+		time.AfterFunc(b.patience, b.trim)
+	}
+}
+
+// trim drops announced bodies, the longest first, that arrive slowly and together exceed maxBytes. Envoy has no bound of
+// their sum but its heap, at which it refuses others; and nothing that ends uploads over HTTP/1.1 that stall.
+func (b *bodies) trim() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.trimming = false
+	var slow []*arrival
+	for e := b.announced.Front(); e != nil; e = e.Next() {
+		a := e.Value.(*arrival)
+		if time.Since(a.since) < b.patience {
+			break
+		}
+		slow = append(slow, a)
+	}
+	slices.SortStableFunc(slow, func(a, c *arrival) int { return cmp.Compare(c.size, a.size) })
+	for _, a := range slow {
+		if b.promised <= b.maxBytes {
+			break
+		}
+		b.give(a)
+	}
+	b.trimLater()
+}
+
+// give drops a body for others.
+func (b *bodies) give(a *arrival) {
+	b.remove(a)
+	b.set(&a.x.held, 0)
+	go a.x.makeRoom() // it may wait for its client
 }
 
 // shrink takes away bytes that grow added, unless the body was dropped.
@@ -124,6 +168,9 @@ func (b *bodies) whole(a *arrival) bool {
 
 func (b *bodies) remove(a *arrival) {
 	if a.place != nil {
+		if a.list == &b.announced {
+			b.promised -= a.size
+		}
 		a.list.Remove(a.place)
 		a.place = nil
 	}

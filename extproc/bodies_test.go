@@ -696,6 +696,73 @@ func TestAnnouncedBodiesGiveWay(t *testing.T) {
 	}
 }
 
+// Announced bodies that Envoy holds have a bound of their sum: when they come slowly, the longest give way, and those of unknown
+// length, which may become as long as any. It needs no other request: an Envoy that is full passes none on.
+func TestAnnouncedBytesGiveWay(t *testing.T) {
+	for mode, kept := range map[filterv3.ProcessingMode_BodySendMode]bool{filterv3.ProcessingMode_BUFFERED: false, filterv3.ProcessingMode_FULL_DUPLEX_STREAMED: true} {
+		t.Run(mode.String(), func(t *testing.T) {
+			b := newBed(t, Options{BodyLimit: 50_000, MaxBodyBytes: 100_000}, &recorder{})
+			b.srv.bodies.mu.Lock()
+			b.srv.bodies.patience = 50 * time.Millisecond
+			b.srv.bodies.mu.Unlock()
+			open := func(length string) epv3.ExternalProcessor_ProcessClient {
+				st, err := b.client.Process(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				headers := []*corev3.HeaderValue{{Key: ":method", RawValue: []byte("POST")}, {Key: ":path", RawValue: []byte("/v1/completions")}}
+				if length != "" {
+					headers = append(headers, &corev3.HeaderValue{Key: "content-length", RawValue: []byte(length)})
+				}
+				n, _ := b.srv.InFlight()
+				if err := st.Send(&epv3.ProcessingRequest{
+					Request:        &epv3.ProcessingRequest_RequestHeaders{RequestHeaders: &epv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: headers}}},
+					ProtocolConfig: &epv3.ProtocolConfiguration{RequestBodyMode: mode},
+				}); err != nil {
+					t.Fatal(err)
+				}
+				waitFor(t, func() bool { now, _ := b.srv.InFlight(); return now == n+1 })
+				return st
+			}
+			short, long, unknown := open("10"), open("40000"), open("")
+			time.Sleep(100 * time.Millisecond) // 90,010 bytes fit
+			if n, _ := b.srv.InFlight(); n != 3 {
+				t.Fatalf("got %d bodies, want all that fit", n)
+			}
+			another := open("40000")
+			if !kept {
+				if got := answered(t, unknown); got != 503 {
+					t.Errorf("the body of unknown length: got status %d, want 503", got)
+				}
+			}
+			time.Sleep(100 * time.Millisecond)
+			if n, _ := b.srv.InFlight(); n != map[bool]int{true: 4, false: 3}[kept] {
+				t.Errorf("got %d bodies, want only as many dropped as it takes", n)
+			}
+			for what, st := range map[string]epv3.ExternalProcessor_ProcessClient{"short": short, "long": long, "another": another} {
+				if err := st.Send(bodyMessage(false, []byte("{}"), true)); err != nil {
+					t.Fatal(err)
+				}
+				for decided := false; !decided; {
+					r, err := st.Recv()
+					if err != nil || r.GetImmediateResponse() != nil {
+						t.Fatalf("%s: got %v and %v, want a decision", what, r, err)
+					}
+					decided = r.GetRequestBody() != nil || kept
+				}
+			}
+			b.srv.bodies.mu.Lock()
+			defer b.srv.bodies.mu.Unlock()
+			if kept {
+				return // one of unknown length is left
+			}
+			if n := b.srv.bodies.promised; n != 0 {
+				t.Errorf("got %d bytes promised after the last body", n)
+			}
+		})
+	}
+}
+
 func TestALargeBodyAloneIsTaken(t *testing.T) {
 	b := newBed(t, Options{MaxBodyBytes: 1000}, &recorder{})
 	if _, status := hog(t, b, 5000, 100); status != 0 {

@@ -216,6 +216,11 @@ func (x *exchange) requestHeaders(m *message) error {
 		return x.refuse(errTooLong)
 	}
 	x.arrival.x = x
+	if x.arrival.size = int64(x.contentLength); x.request.duplex() {
+		x.arrival.size = 0 // Envoy passes it on
+	} else if x.contentLength < 0 {
+		x.arrival.size = int64(x.srv.opts.BodyLimit)
+	}
 	if !x.srv.bodies.announce(&x.arrival) {
 		x.arrival.x = nil
 		return x.refuse(errNoRoom)

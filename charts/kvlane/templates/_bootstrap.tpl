@@ -72,10 +72,10 @@ overload_manager:
   resource_monitors:
   - {name: envoy.resource_monitors.fixed_heap, typed_config: {"@type": type.googleapis.com/envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig, max_heap_size_bytes: {{.MaxHeap}}}}
   - {name: envoy.resource_monitors.global_downstream_max_connections, typed_config: {"@type": type.googleapis.com/envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig, max_active_downstream_connections: 20000}}
-  buffer_factory_config: {minimum_account_to_track_power_of_two: 20}   # from 1 MiB on a request's buffers count below
+  buffer_factory_config: {minimum_account_to_track_power_of_two: 16}   # from 64 KiB on a request's buffers count below
   actions:
   - {name: envoy.overload_actions.shrink_heap, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.8}}]}
-  - {name: envoy.overload_actions.reset_high_memory_stream, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.85, saturation_threshold: 0.98}}]}   # the largest first
+  - {name: envoy.overload_actions.reset_high_memory_stream, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.82, saturation_threshold: 0.94}}]}   # the largest first, and all classes before requests are refused
   - {name: envoy.overload_actions.disable_http_keepalive, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.92}}]}
   - {name: envoy.overload_actions.stop_accepting_requests, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.95}}]}
   - {name: envoy.overload_actions.stop_accepting_connections, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.98}}]}
