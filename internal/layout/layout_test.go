@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 84307
+	totalLimit = 84318
 	totalGoal  = 62000
 )
 
@@ -41,7 +41,8 @@ var rooms = []struct {
 	{"heart", 22393, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	// 80 for what the parts of a template cost: a request's template ignored the deadline, or ended the process (jinja/machine.go).
 	// 20 for a bound of a folder's templates together (bpe/config.go).
-	{"tokens", 28808, 22000, []string{"internal/tokens"}},
+	// 11 for the pace of comparisons, which each connection to an event port started (shape/checker.go).
+	{"tokens", 28819, 22000, []string{"internal/tokens"}},
 	{"fleet", 4734, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	{"observe", 1659, 1300, []string{"internal/observe"}},

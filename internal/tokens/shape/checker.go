@@ -97,12 +97,15 @@ type outcome struct {
 
 // defaultMaxBody is the default of CheckerOptions.MaxBody in bytes. maxRecent bounds the length of recent, and
 // maxRepeats how often an API that did not answer is queried again after a check. A comparison takes maxRecent from a
-// burst's budget, a request that turns out not to be comparable 1.
+// burst's budget, a request that turns out not to be comparable 1. Of the checks that Recheck asks for, the first maxSoon
+// are made immediately, then one in each pause: each connection to a port of events.bind asks for one.
 const (
 	defaultMaxBody = 1 << 20
 	maxRecent      = 16
 	maxRepeats     = 5
 	wholeBurst     = maxRecent * maxRecent
+	maxSoon        = 3
+	pause          = 10 * time.Second
 )
 
 // NewChecker returns a checker. It does nothing until Run is called.
@@ -138,7 +141,7 @@ func (c *Checker) Offer(req *body.Request) {
 	}
 }
 
-// Recheck makes Run check again soon, for example because the engine may have been replaced. It never blocks.
+// Recheck makes Run check again soon, within pause, for example because the engine may have been replaced. It never blocks.
 func (c *Checker) Recheck() {
 	select {
 	case c.again <- struct{}{}:
@@ -153,6 +156,8 @@ func (c *Checker) Run(ctx context.Context) {
 	c.gated(ctx, check)
 	retry := time.NewTicker(c.options.Retry - rand.N(c.options.Retry/10+1))
 	defer retry.Stop()
+	var due <-chan time.Time // of the check that Recheck asked for
+	var paid time.Time       // when no such check counts any more
 	for {
 		select {
 		case <-ctx.Done():
@@ -167,6 +172,12 @@ func (c *Checker) Run(ctx context.Context) {
 				c.gated(ctx, func() { c.unanswered = c.probe(ctx, c.unanswered) })
 			}
 		case <-c.again:
+			due = time.After(time.Until(paid.Add(-(maxSoon - 1) * pause)))
+		case now := <-due:
+			if due = nil; paid.Before(now) {
+				paid = now
+			}
+			paid = paid.Add(pause)
 			c.forget()
 			c.gated(ctx, check)
 		case s := <-c.samples:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -167,4 +168,43 @@ func TestSamplesWaitForTheGate(t *testing.T) {
 	<-checked
 	stop()
 	<-done
+}
+
+// Each connection to a port of events.bind asks for a check, and a hostile client makes thousands of them in a second.
+func TestRechecksArePaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		checks := 0
+		c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: "none://no.engine"}, CheckerOptions{ModelName: "m", Retry: 24 * time.Hour,
+			OnCheck: func(body.API, *Difference, error) { checks++ }})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); c.Run(ctx) }()
+		synctest.Wait()
+		expect := func(when string, want int) {
+			t.Helper()
+			if checks != want {
+				t.Errorf("%s: got %d checks, want %d", when, checks, want)
+			}
+		}
+		expect("at the start", 1)
+		c.Recheck()
+		time.Sleep(time.Millisecond)
+		expect("an engine connects", 2)
+		for range 1000 {
+			c.Recheck()
+			time.Sleep(time.Millisecond)
+		}
+		expect("a thousand connections in a second", 1+maxSoon)
+		time.Sleep(10 * pause)
+		expect("the last connection", 2+maxSoon)
+		for range 600 {
+			c.Recheck()
+			time.Sleep(time.Second)
+		}
+		if most := 2 + 2*maxSoon + int(600*time.Second/pause); checks > most || checks < most-maxSoon {
+			t.Errorf("ten minutes of connections: got %d checks, want about %d", checks, most)
+		}
+		stop()
+		<-done
+	})
 }
