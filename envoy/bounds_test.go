@@ -43,7 +43,7 @@ func TestBootstrapBoundsWhatIsHeldOpen(t *testing.T) {
 			actions[p.GetName()] = len(p.GetTriggers()) > 0
 		}
 		for _, a := range []string{"overload_actions.reset_high_memory_stream", "overload_actions.stop_accepting_requests",
-			"overload_actions.stop_accepting_connections", "load_shed_points.http1_server_abort_dispatch"} {
+			"overload_actions.stop_accepting_connections", "load_shed_points.http1_server_abort_dispatch", "load_shed_points.http2_server_go_away_and_close_on_dispatch"} {
 			bounds[a] = actions["envoy."+a]
 		}
 		l := b.GetStaticResources().GetListeners()[0]
@@ -76,8 +76,8 @@ func TestBootstrapBoundsWhatIsHeldOpen(t *testing.T) {
 				t.Errorf("%s: got no bound, or another: %s", name, what)
 			}
 		}
-		if len(bounds) != 15 {
-			t.Errorf("%s: got %d bounds, want 15: %v", name, len(bounds), bounds)
+		if len(bounds) != 16 {
+			t.Errorf("%s: got %d bounds, want 16: %v", name, len(bounds), bounds)
 		}
 	}
 	e := defaults().Envoy

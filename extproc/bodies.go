@@ -34,7 +34,8 @@ type bodies struct {
 	announced list.List     // of *arrival: bodies of which nothing has arrived, the oldest first. Envoy holds them with BUFFERED.
 	arriving  list.List     // of *arrival: unfinished bodies, the oldest first
 	patience  time.Duration // how long a body may arrive before it is dropped for others; see grow
-	// promised is the length in bytes of the announced bodies that Envoy holds, maxBytes at most after patience.
+	// promised is the bytes of the announced bodies that Envoy holds, and of all headers with them, maxBytes at most after
+	// patience.
 	promised int64
 	trimming bool // trim will be called
 }
@@ -43,7 +44,7 @@ type bodies struct {
 type arrival struct {
 	x     *exchange
 	since time.Time
-	size  int64         // of its bytes in Envoy, the most that they may become
+	size  int64         // of its bytes in Envoy, the most that they may become, and of its headers
 	list  *list.List    // that place is in
 	place *list.Element // nil: dropped, or whole
 }

@@ -701,7 +701,7 @@ func TestAnnouncedBodiesGiveWay(t *testing.T) {
 func TestAnnouncedBytesGiveWay(t *testing.T) {
 	for mode, kept := range map[filterv3.ProcessingMode_BodySendMode]bool{filterv3.ProcessingMode_BUFFERED: false, filterv3.ProcessingMode_FULL_DUPLEX_STREAMED: true} {
 		t.Run(mode.String(), func(t *testing.T) {
-			b := newBed(t, Options{BodyLimit: 50_000, MaxBodyBytes: 100_000}, &recorder{})
+			b := newBed(t, Options{BodyLimit: 50_000, MaxBodyBytes: 100_500}, &recorder{})
 			b.srv.bodies.mu.Lock()
 			b.srv.bodies.patience = 50 * time.Millisecond
 			b.srv.bodies.mu.Unlock()
@@ -760,6 +760,46 @@ func TestAnnouncedBytesGiveWay(t *testing.T) {
 				t.Errorf("got %d bytes promised after the last body", n)
 			}
 		})
+	}
+}
+
+// Headers count as well: they stay until the body is here, in full duplex too.
+func TestHeadersOfAnnouncedBodiesGiveWay(t *testing.T) {
+	b := newBed(t, Options{MaxBodyBytes: 100_000}, &recorder{})
+	b.srv.bodies.mu.Lock()
+	b.srv.bodies.patience = 50 * time.Millisecond
+	b.srv.bodies.mu.Unlock()
+	open := func(size int) epv3.ExternalProcessor_ProcessClient {
+		st, err := b.client.Process(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := st.Send(&epv3.ProcessingRequest{
+			Request: &epv3.ProcessingRequest_RequestHeaders{RequestHeaders: &epv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
+				{Key: ":method", RawValue: []byte("POST")}, {Key: ":path", RawValue: []byte("/v1/completions")}, {Key: "content-length", RawValue: []byte("10")},
+				{Key: "a", RawValue: bytes.Repeat([]byte("x"), size)},
+			}}}},
+			ProtocolConfig: &epv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return st
+	}
+	small := open(10)
+	waitFor(t, func() bool { n, _ := b.srv.InFlight(); return n == 1 })
+	large := open(45_000)
+	waitFor(t, func() bool { n, _ := b.srv.InFlight(); return n == 2 })
+	open(45_000)
+	open(45_000)
+	if got := answered(t, large); got != 503 {
+		t.Errorf("large headers: got status %d, want 503", got)
+	}
+	waitFor(t, func() bool { n, _ := b.srv.InFlight(); return n == 3 })
+	if err := small.Send(bodyMessage(false, []byte("{}"), true)); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := small.Recv(); err != nil || r.GetImmediateResponse() != nil {
+		t.Errorf("small headers: got %v and %v, want a decision", r, err)
 	}
 }
 

@@ -221,6 +221,7 @@ func (x *exchange) requestHeaders(m *message) error {
 	} else if x.contentLength < 0 {
 		x.arrival.size = int64(x.srv.opts.BodyLimit)
 	}
+	x.arrival.size += int64(x.view.bytes)
 	if !x.srv.bodies.announce(&x.arrival) {
 		x.arrival.x = nil
 		return x.refuse(errNoRoom)

@@ -81,6 +81,7 @@ overload_manager:
   - {name: envoy.overload_actions.stop_accepting_connections, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.98}}]}
   loadshed_points:   # HTTP/1.1 has no such reset: from here on connections that go on sending are closed, large bodies before small ones
   - {name: envoy.load_shed_points.http1_server_abort_dispatch, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.97, saturation_threshold: 1}}]}
+  - {name: envoy.load_shed_points.http2_server_go_away_and_close_on_dispatch, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.9, saturation_threshold: 0.97}}]}   # headers of requests that were not looked at yet are no buffers, and one byte in HPACK may stand for 4 kB
 static_resources:
   listeners:
   - name: ingress
