@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 84320
+	totalLimit = 84332
 	totalGoal  = 62000
 )
 
@@ -42,7 +42,8 @@ var rooms = []struct {
 	// 80 for what the parts of a template cost: a request's template ignored the deadline, or ended the process (jinja/machine.go).
 	// 20 for a bound of a folder's templates together (bpe/config.go).
 	// 11 for the pace of comparisons, which each connection to an event port started (shape/checker.go).
-	{"tokens", 28819, 22000, []string{"internal/tokens"}},
+	// 12 for a bound of pairs that share a place of the merge table: a file could load for hours (bpe/merges.go).
+	{"tokens", 28831, 22000, []string{"internal/tokens"}},
 	{"fleet", 4734, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	{"observe", 1659, 1300, []string{"internal/observe"}},

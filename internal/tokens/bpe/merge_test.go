@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -59,7 +60,10 @@ func TestPairsListedTwice(t *testing.T) {
 	}
 	pairs[1000] = [2]uint32{5, 6}
 	pairs[far] = [2]uint32{7, 8}
-	m := newMerges(pairs, nil, result)
+	m, err := newMerges(pairs, nil, result)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i := range uint32(1000) {
 		want := i
 		switch i {
@@ -73,6 +77,47 @@ func TestPairsListedTwice(t *testing.T) {
 		}
 		if got := m.rank(i+1, i); got != noRank {
 			t.Errorf("%d, %d: rank %d, want none", i+1, i, got)
+		}
+	}
+}
+
+// TestPairsThatMeetAreRefused: the product is known, so a file can choose pairs whose places in the table are the same. Random
+// pairs may fill it.
+func TestPairsThatMeetAreRefused(t *testing.T) {
+	const n = 1<<20*4/5 + 1<<nearBits - 100 // as full as a table gets
+	inverse := uint64(1)
+	for range 6 { // Newton's iteration
+		inverse *= 2 - pairMul*inverse
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	chosen := func(n int, product func(i int) uint64) (pairs [][2]uint32) {
+		for i := range n {
+			key := product(i) * inverse & pairMask
+			pairs = append(pairs, [2]uint32{uint32(key >> packedID), uint32(key & maxID)})
+		}
+		return pairs
+	}
+	consecutive := func(i int) uint64 { return 1<<39 + uint64(i) }
+	random := func(int) uint64 { return r.Uint64() }
+	for name, c := range map[string]struct {
+		pairs   [][2]uint32
+		refused bool
+	}{
+		"random":                 {chosen(n, random), false},
+		"few that meet":          {append(chosen(maxProbe/2, consecutive), chosen(1<<14, random)...), false},
+		"many that meet":         {chosen(100_000, consecutive), true},
+		"the last of them again": {append(chosen(maxProbe, consecutive), slices.Repeat(chosen(maxProbe, consecutive)[maxProbe-1:], 100_000)...), false},
+	} {
+		result := make([]uint32, len(c.pairs))
+		m, err := newMerges(c.pairs, nil, result)
+		if errors.Is(err, ErrUnsupported) != c.refused {
+			t.Errorf("%s: got %v, want refused %v", name, err, c.refused)
+		}
+		if !c.refused && name == "random" && len(m.slots) != 1<<20 {
+			t.Errorf("%s: got %d slots, want a table that is four fifths full", name, len(m.slots))
+		}
+		if m != nil && m.rank(c.pairs[0][0], c.pairs[0][1]) == noRank {
+			t.Errorf("%s: a pair is gone", name)
 		}
 	}
 }

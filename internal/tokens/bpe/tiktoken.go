@@ -81,9 +81,9 @@ func (l *tokenList) merges(v *vocab) (*merges, error) {
 		for i, rank := range ranks {
 			result[i] = order[rank]
 		}
-		return newMerges(pairs, nil, result), nil
+		return newMerges(pairs, nil, result)
 	}
-	return newMerges(pairs, ranks, order), nil
+	return newMerges(pairs, ranks, order)
 }
 
 // foreign is a tokenizer that is not a tokenizer.json, as its parts.
