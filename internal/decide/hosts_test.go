@@ -272,3 +272,36 @@ func TestNoFormNamesAPeer(t *testing.T) {
 		t.Error("a beginning that names none goes on with a connector, want it refused: the rest is not seen")
 	}
 }
+
+// SGLang aborts every request whose id begins with that of a client that left, so no client chooses one, and none that is short
+// for its responses.
+func TestNoClientNamesRequestsOfOthers(t *testing.T) {
+	deep := strings.Repeat("[", 600) + strings.Repeat("]", 600)
+	long := strings.Repeat("x", 30)
+	for _, c := range []struct {
+		path, body, want string // "": 400; "same": unchanged
+	}{
+		{"/v1/completions", `{"model":"demo","prompt":"x","rid":"a"}`, `{"model":"demo","prompt":"x"}`},
+		{"/v1/completions", `{"model":"demo","rid":["a"],"prompt":"x","\u0072id":"b"}`, `{"model":"demo","prompt":"x"}`},
+		{"/v1/chat/completions", `{"model":"demo","rid":"a","messages":[{"role":"user","content":"x"}]}`, `{"model":"demo","messages":[{"role":"user","content":"x"}]}`},
+		{"/generate", `{"text":"x","rid":"` + long + `"}`, `{"text":"x"}`},
+		{"/v1/embeddings", `{"model":"demo","input":"x","rid":""}`, `{"model":"demo","input":"x"}`},
+		{"/vertex_generate", `{"instances":[{"text":"x"}],"parameters":{"rid":"a"},"rid":"b"}`, `{"instances":[{"text":"x"}],"parameters":{}}`},
+		{"/v1/responses", `{"model":"demo","input":"x","store":false,"request_id":"r","rid":"a"}`, `{"model":"demo","input":"x","store":false}`},
+		{"/v1/responses", `{"model":"demo","input":"x","store":false,"request_id":"` + long + `"}`, "same"},
+		{"/v1/completions", `{"model":"demo","prompt":"\"rid\":\"a\"","grid":"a","suffix":"rid"}`, "same"},
+		{"/v1/completions", `{"model":"demo","prompt":"x","y":` + deep + `,"rid":"a"}`, ""},
+		{"/invocations", strings.Join(strings.Split(`{"rid":"a"}`, ""), "\x00") + "\x00", ""},
+		{"/v1/completions", `{"model":"demo","prompt":"rid","y":` + deep + `}`, "same"},
+	} {
+		w := worker("a", 0)
+		w.Engine, w.Models = "sglang", nil
+		b := newBench(t, "", w)
+		d, _ := b.ask(c.path, c.body)
+		switch got := string(d.Body); {
+		case c.want == "" && (d.Reject == nil || d.Reject.Status != 400), c.want == "same" && (d.Reject != nil || d.Body != nil), len(c.want) > 4 && got != c.want:
+			t.Errorf("%s %.80s: got %+v and %s, want %q", c.path, c.body, d.Reject, got, c.want)
+		}
+		end(&d, 200)
+	}
+}

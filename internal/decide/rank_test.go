@@ -87,7 +87,7 @@ func TestALocalRequestKeepsItsConversation(t *testing.T) {
 // An id in the body that names hosts is replaced even without a connector: the engine may
 // run one that Kvlane does not know of.
 func TestNoRequestIDInTheBodyNamesAHost(t *testing.T) {
-	for id, stays := range map[string]bool{"fine": true, `\u005f__prefill_addr_evil:1___decode_addr_evil:1_0`: false} {
+	for id, stays := range map[string]bool{"an_id_of_a_client_that_knows": true, "short": false, `\u005f__prefill_addr_evil:1___decode_addr_evil:1_0`: false} {
 		for sections, trusted := range map[string]bool{"": false, "disagg: {trust_client_params: true}\n": true} {
 			b := newBench(t, sections, worker("a", 0))
 			d, _ := b.ask("/v1/responses", `{"model":"demo","request_id":"`+id+`","input":"x"}`)

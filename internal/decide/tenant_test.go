@@ -160,9 +160,9 @@ func TestRequestsWithoutATenantShareACache(t *testing.T) {
 		end(&d, 200)
 	}
 	for _, more := range []string{`"cache_salt":"x"`, `"extra_key":"x"`, `"extra_key":"x","cache_salt":"x","extra_key":"y"`} { // SGLang reads these
-		r := b.request("/vertex_generate", `{"parameters":{"rid":"1",`+more+`}}`)
+		r := b.request("/vertex_generate", `{"parameters":{"top_k":1,`+more+`}}`)
 		d := b.Decide(t.Context(), r)
-		if d.Reject != nil || string(d.Body) != `{"parameters":{"rid":"1"}}` {
+		if d.Reject != nil || string(d.Body) != `{"parameters":{"top_k":1}}` {
 			t.Errorf("%s: got %+v %s, want it without", more, d.Reject, d.Body)
 		}
 		end(&d, 200)

@@ -24,7 +24,7 @@ func Clean(r *body.Request) []body.Edit { return clean(r, false) }
 
 func clean(r *body.Request, everyID bool) []body.Edit {
 	edits, fields := []body.Edit(nil), peerFields
-	if id := body.FieldRequestID; r.Span(id).Present() && (everyID || namesAddress(r.Text(id))) { // vLLM uses it without a header, for responses always
+	if id := body.FieldRequestID; r.Span(id).Present() && (everyID || namesAddress(r.Text(id)) || r.API == body.Responses && len(r.Text(id)) < shortID) { // vLLM uses it without a header, for responses always
 		edits = append(edits, remove(id.String()))
 	}
 	if r.Span(body.FieldKVTransferParams).Present() {
@@ -59,12 +59,17 @@ func clean(r *body.Request, everyID bool) []body.Edit {
 	return edits
 }
 
-// peerFields are further fields that tell an engine where its peer is. All but the first two are SGLang's.
+// peerFields are further fields that name others to an engine, most of them its peer. All but the first two are SGLang's.
 var peerFields = slices.Clip([]body.Field{
 	body.FieldECTransferParams, body.FieldDisaggregatedParams, body.FieldBootstrapHost, body.FieldBootstrapPort, body.FieldBootstrapRoom,
 	body.FieldDisaggPrefillDPRank, body.FieldBootstrapPairKey, body.FieldDecodeTPSize, body.FieldHTTPWorkerIPC,
 	body.FieldEncoderURLs, body.FieldNeedWaitForMMInputs, body.FieldNumItemsAssigned, body.FieldKVHints,
+	body.FieldRID, // names the request itself, see shortID
 })
+
+// shortID is the length below which a client's id of a request is removed. SGLang 0.5.23 aborts all requests whose ids
+// begin with that of a request whose client leaves: "a" would end a sixteenth of all others. Its own ids have 32 and more.
+const shortID = 24
 
 var named = []string{"transfer_params", "disaggregated_", "bootstrap_", "encoder_urls", "_mm_inputs", "num_items_", "kv_hints", "worker_ipc", "vllm_xargs", "cache_report_mode"}
 
@@ -72,12 +77,13 @@ var named = []string{"transfer_params", "disaggregated_", "bootstrap_", "encoder
 // with such a name, or a request id with an address. A name inside a text counts in UTF-16 only, where texts look like
 // keys.
 func MayName(raw []byte) bool {
+	ownID := body.FieldRID.String()
 	has := func(text []byte) bool {
 		return slices.ContainsFunc(named, func(part string) bool { return bytes.Contains(text, []byte(part)) })
 	}
 	if bytes.IndexByte(raw, 0) >= 0 {
 		raw = bytes.ReplaceAll(raw, []byte{0}, nil)
-		return has(raw) || namesAddress(string(raw)) || bytes.Contains(raw, []byte(`\u00`))
+		return has(raw) || bytes.Contains(raw, []byte(`"rid"`)) || namesAddress(string(raw)) || bytes.Contains(raw, []byte(`\u00`))
 	}
 	id := false // the last key is that of a request id
 	for at := bytes.IndexByte(raw, '"'); at >= 0; at = bytes.IndexByte(raw, '"') {
@@ -96,10 +102,10 @@ func MayName(raw []byte) bool {
 				_ = json.Unmarshal(slices.Concat([]byte{'"'}, text, []byte{'"'}), &decoded) // engines refuse what is none
 				text = []byte(decoded)
 			}
-			if key && has(text) || !key && namesAddress(string(text)) {
+			if key && (has(text) || string(text) == ownID) || !key && namesAddress(string(text)) {
 				return true
 			}
-			id = key && (string(text) == body.FieldRequestID.String() || string(text) == "rid")
+			id = key && (string(text) == body.FieldRequestID.String() || string(text) == ownID)
 		}
 	}
 	return false

@@ -64,6 +64,7 @@ const (
 	FieldNeedWaitForMMInputs
 	FieldNumItemsAssigned
 	FieldKVHints
+	FieldRID
 	FieldEcho
 	FieldLogprobs
 	FieldPromptLogprobs
@@ -80,7 +81,7 @@ var fieldNames = [numFields]string{"model", "messages", "prompt", "prompt_embeds
 	"stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "sampling_params", "cache_salt", "extra_key",
 	"lora_path", "kv_transfer_params", "disaggregated_params", "conversation", "previous_response_id", "vllm_xargs", "bootstrap_room", "routed_dp_rank",
 	"data_parallel_rank", "ec_transfer_params", "request_id", "bootstrap_host", "bootstrap_port", "disagg_prefill_dp_rank", "bootstrap_pair_key",
-	"decode_tp_size", "http_worker_ipc", "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "kv_hints", "echo", "logprobs",
+	"decode_tp_size", "http_worker_ipc", "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "kv_hints", "rid", "echo", "logprobs",
 	"prompt_logprobs", "use_beam_search", "return_logprob", "logprob_start_len", "embed_overrides"}
 
 var fieldByName = func() map[string]Field {
