@@ -57,8 +57,9 @@ func (x *Index) applyContent(s Slot, e *Event, contents []uint64) error {
 		x.own[i] = uint64(h)
 	}
 	before := st.mapBytes()
+	x.applying = s
 	err = x.storeChain(s, e.Tier, e.Group, parent, e.Hashes, x.own)
-	x.mapBytes += st.mapBytes() - before
+	x.mapBytes, x.applying = x.mapBytes+st.mapBytes()-before, MaxSlots
 	x.cutUp()
 	x.evict()
 	return err
@@ -75,12 +76,13 @@ func (x *Index) apply(s Slot, e *Event) error {
 	case Stored, Removed:
 		var err error
 		before := x.slots[s].mapBytes()
+		x.applying = s
 		if e.Kind == Stored {
 			err = x.store(s, e)
 		} else {
 			x.remove(s, e)
 		}
-		x.mapBytes += x.slots[s].mapBytes() - before
+		x.mapBytes, x.applying = x.mapBytes+x.slots[s].mapBytes()-before, MaxSlots
 		x.cutUp()
 		x.evict() // a removal too may have made names enter the name table
 		return err
@@ -340,7 +342,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 		x.enter(x.seg(id), placeAt(id, from))
 		return n, nil
 	}
-	stored := 0
+	stored, renamed := 0, false
 	var conflict error
 	clear(blockNames)
 	for ; stored < n; stored++ {
@@ -348,6 +350,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 			conflict = ErrHashConflict
 			break
 		}
+		renamed = renamed || blockNames[stored] != nonzero(names[stored])
 	}
 	if stored == 0 {
 		// none of them is held: roll back
@@ -362,7 +365,7 @@ func (x *Index) storeFresh(s Slot, t Tier, group int32, id uint32, from int, nam
 		x.liveBlocks -= int64(n - stored)
 		g.setBlocks(from + stored)
 	}
-	if group == x.slots[s].group {
+	if group == x.slots[s].group && !renamed {
 		x.hold(id, s, t, from, from+stored)
 		return stored, conflict
 	}
@@ -533,6 +536,7 @@ func (x *Index) removeStep(s Slot, t Tier, group int32, names []EngineHash) {
 			x.leaveAt(s, last.before())
 			x.leaveAt(s, last.after())
 			p, ok = x.resolve(s, name)
+			a = st.aliases // entering may have renamed blocks
 		}
 		if !ok || !x.seg(p.segment()).holds(s, t, p.offset()) {
 			x.countRemoved(false)

@@ -1,6 +1,7 @@
 package kvindex
 
 import (
+	"bytes"
 	"errors"
 	"slices"
 	"testing"
@@ -125,6 +126,7 @@ func TestCollidingNamesLeaveTheIndexWhole(t *testing.T) {
 			t.Fatal(err)
 		}
 		x.deferFrom = rapid.SampledFrom([]int{1, 3, deferFrom}).Draw(t, "defer from")
+		x.maxEqual = rapid.SampledFrom([]int{0, 1, 2, maxEqual}).Draw(t, "equal names")
 		var slots []Slot
 		for i := range 3 {
 			s, err := x.Add(Target{Worker: "w", Rank: int32(i)}, "m", 4)
@@ -157,4 +159,127 @@ func TestCollidingNamesLeaveTheIndexWhole(t *testing.T) {
 			t.Fatalf("after dropping all: got %+v, repeated %d, map bytes %d, want none", st, x.repeated, x.mapBytes)
 		}
 	})
+}
+
+// A target that gives one name to the blocks of many chains makes no search for it longer: each one compared with all of
+// them, with the lock held, so that an event of 8,192 removals took a minute.
+func TestEqualNamesAreBounded(t *testing.T) {
+	x := mustIndex(t, Config{BlockSize: 16})
+	liar, honest := mustAdd(t, x, 0, 16), mustAdd(t, x, 1, 16)
+	same := slices.Repeat([]EngineHash{7}, deferFrom)
+	for i := range 1000 {
+		c, _ := contents(uint64(i), deferFrom)
+		_ = x.ApplyContent(liar, &Event{Kind: Stored, Hashes: same}, c) // most are refused
+	}
+	if n := x.entries(7, 1<<20); n > 32 {
+		t.Errorf("got %d entries of one name, want at most 32", n)
+	}
+	checkInvariants(t, x)
+	// a further target whose block has that name stores and removes it as ever
+	content, _ := contents(5000, 1)
+	for _, kind := range []EventKind{Stored, Removed} {
+		e := &Event{Kind: kind, Hashes: same[:1]}
+		var err error
+		if kind == Stored {
+			err = x.ApplyContent(honest, e, content)
+		} else {
+			err = x.Apply(honest, e)
+		}
+		checkInvariants(t, x)
+		if held := x.slots[honest].held[0]; err != nil || held != int64(Removed-kind) {
+			t.Errorf("event %d: got %d blocks held, %v", kind, held, err)
+		}
+	}
+	x.Drop(liar)
+	x.Drop(honest)
+	if st := x.Stats(); st.Blocks != 0 || x.names.live != 0 || x.repeated != 0 || x.mapBytes != 0 {
+		t.Errorf("after dropping all: got %+v, repeated %d, map bytes %d, want none", st, x.repeated, x.mapBytes)
+	}
+}
+
+// A deferred block whose name has all its entries is found, renamed and removed, whether or not names repeat, and the others
+// of its chain are as before, also in a copy of the index.
+func TestDeferredBlocksAreRenamed(t *testing.T) {
+	for round := range 6 {
+		most, copies := round/2, round%2 == 1
+		x := mustIndex(t, Config{BlockSize: 16})
+		x.maxEqual = most
+		content, names := contents(1, deferFrom)
+		for i := range most { // other blocks of the name
+			c, _ := contents(uint64(2+i), 1)
+			if err := x.ApplyContent(mustAdd(t, x, 1+i, 16), &Event{Kind: Stored, Hashes: names[4:5]}, c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s := mustAdd(t, x, 0, 16)
+		if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: names}, content); err != nil {
+			t.Fatal(err)
+		}
+		if (most == 2) != (x.repeated > 0) {
+			t.Errorf("bound %d: got %d repeated names", most, x.repeated)
+		}
+		if copies {
+			x = copied(t, x)
+		}
+		for i, want := range []int64{7, 7, 0} {
+			e := &Event{Kind: Removed, Hashes: names[4:5]}
+			if i == 2 {
+				e.Hashes = append(slices.Clone(names[:4]), names[5:]...)
+			}
+			if err := x.Apply(s, e); err != nil {
+				t.Fatal(err)
+			}
+			checkInvariants(t, x)
+			if st := x.slots[s]; st.held[0] != want || x.Stats().UnknownRemoved != int64(min(i, 1)) {
+				t.Errorf("bound %d, removal %d: got %d blocks held, %d unknown, want %d", most, i, st.held[0], x.Stats().UnknownRemoved, want)
+			}
+		}
+		if x.slots[s].aliases != nil {
+			t.Errorf("bound %d: aliases are left", most)
+		}
+	}
+}
+
+// copied returns an index that was loaded from a copy.
+func copied(t *testing.T, x *Index) *Index {
+	t.Helper()
+	var text bytes.Buffer
+	if err := x.Dump(&text, nil); err != nil {
+		t.Fatal(err)
+	}
+	y := mustIndex(t, Config{BlockSize: 16})
+	y.maxEqual = x.maxEqual
+	if _, err := y.Load(&text); err != nil {
+		t.Fatal(err)
+	}
+	checkInvariants(t, y)
+	return y
+}
+
+// A block that another target holds by an alias keeps its name in a copy, though a deferred one of that name is read first.
+func TestCopiesKeepNamesOfAliases(t *testing.T) {
+	x := mustIndex(t, Config{BlockSize: 16})
+	x.maxEqual = 1
+	early, owner, other := mustAdd(t, x, 0, 16), mustAdd(t, x, 1, 16), mustAdd(t, x, 2, 16)
+	content, names := contents(1, deferFrom)
+	shared, _ := contents(2, 1)
+	for _, e := range []struct {
+		slot    Slot
+		names   []EngineHash
+		content []uint64
+	}{{early, names, content}, {owner, names[4:5], shared}, {other, []EngineHash{99}, shared}} {
+		if err := x.ApplyContent(e.slot, &Event{Kind: Stored, Hashes: e.names}, e.content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x = copied(t, x)
+	for slot, gone := range map[Slot][]EngineHash{early: names, owner: names[4:5], other: {99}} {
+		if err := x.Apply(slot, &Event{Kind: Removed, Hashes: gone}); err != nil {
+			t.Fatal(err)
+		}
+		if n := x.slots[slot].held[0]; n != 0 {
+			t.Errorf("target %d: got %d blocks after all were removed, want none", slot, n)
+		}
+		checkInvariants(t, x)
+	}
 }

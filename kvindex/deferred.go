@@ -52,7 +52,9 @@ func (x *Index) enter(g segment, p place) {
 		return
 	}
 	g.addDeferred(-1)
-	x.name(g, name, p)
+	if x.name(g, name, p); g.names()[p.offset()] != name {
+		x.rename(g, p, name)
+	}
 }
 
 // leaveAt enters the block at which a slot's events leave a chain, because they are likely to return to it.

@@ -44,8 +44,9 @@ type Index struct {
 	starts   table    // own hash of a segment's first block -> its place
 	names    table    // engine hash -> places of the blocks first stored under it
 	repeated int      // entries in excess of one for each name
-	// These are the constants deferFrom, manyRuns and shortSegment, or less in tests.
-	deferFrom, manyRuns, shortSegment int
+	// These are the constants deferFrom, manyRuns, shortSegment and maxEqual, or less in tests.
+	deferFrom, manyRuns, shortSegment, maxEqual int
+	applying                                    Slot // whose maps the caller measures, or MaxSlots
 
 	slots     []slotState
 	freeSlots []Slot
@@ -137,7 +138,7 @@ func New(cfg Config) (*Index, error) {
 		segments: []handle{noRecord},
 		byTarget: map[Target]Slot{},
 
-		deferFrom: deferFrom, manyRuns: manyRuns, shortSegment: shortSegment,
+		deferFrom: deferFrom, manyRuns: manyRuns, shortSegment: shortSegment, maxEqual: maxEqual, applying: MaxSlots,
 	}, nil
 }
 
@@ -626,8 +627,8 @@ func (x *Index) rebuild(id uint32, limit int) {
 		x.liveBlocks += int64(to - from)
 		x.starts.insert(x.hasher.mixName(own[from]), placeAt(fresh, 0))
 		for i, name := range names[from:to] {
-			if at := from + i; entered[at/64]>>(at%64)&1 != 0 || name != 0 && (at == from || at == to-1) {
-				x.name(g, name, placeAt(fresh, i)) // an end is likely to be removed next
+			if at := from + i; entered[at/64]>>(at%64)&1 != 0 || name != 0 && (at == from || at == to-1) && x.entries(name, x.maxEqual) < x.maxEqual {
+				x.put(g, name, placeAt(fresh, i), x.named(name)) // an end is likely to be removed next
 			} else if name != 0 {
 				g.names()[i] = name
 				g.addDeferred(1)

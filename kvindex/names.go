@@ -7,9 +7,19 @@ import "slices"
 // equal blocks. A name resolves only to a block that the target holds itself. Names that differ,
 // repeat, or belong to a further KV-cache group are kept in the target's aliases.
 
-// name sets a block's engine hash and enters it in the table.
+// name enters a block in the table, under its engine hash or, if that has maxEqual entries, under a name of our own.
 func (x *Index) name(g segment, name uint64, p place) {
-	if x.named(name) {
+	n := x.entries(name, x.maxEqual)
+	if n == x.maxEqual {
+		name = nonzero(EngineHash(fold(g.own()[p.offset()]^x.hasher.nameMul, x.hasher.nameKey|1)))
+		n = x.entries(name, 1)
+	}
+	x.put(g, name, p, n > 0)
+}
+
+// put sets a block's name and enters it in the table. repeated reports whether that has entries of this name.
+func (x *Index) put(g segment, name uint64, p place, repeated bool) {
+	if repeated {
 		x.repeated++
 	}
 	x.names.insert(x.hasher.mixName(name), p)
@@ -75,18 +85,60 @@ func (x *Index) nameAt(p place) uint64 {
 }
 
 // named reports whether any block is entered under this name.
-func (x *Index) named(name uint64) bool {
+func (x *Index) named(name uint64) bool { return x.entries(name, 1) > 0 }
+
+// entries counts the blocks that are entered under this name, up to most.
+func (x *Index) entries(name uint64, most int) (n int) {
 	s, at, tag := x.names.probe(x.hasher.mixName(name))
-	for {
+	for n < most {
 		p, after, ok := s.next(at, tag)
 		if !ok {
-			return false
+			break
 		}
 		if x.nameAt(p) == name {
-			return true
+			n++
 		}
 		at = after
 	}
+	return n
+}
+
+// maxEqual bounds the entries of one name, because each search for the name compares with all of them, and targets choose
+// names. Blocks of further contents are entered under a name of our own; their targets hold them by aliases.
+const maxEqual = 32
+
+// rename replaces the runs of a block, which has just been entered under a name of our own, by aliases. A target that calls
+// another block so keeps its run, which no removal finds.
+func (x *Index) rename(g segment, p place, name uint64) {
+	offset := p.offset()
+	own, canonical := g.own()[offset], g.names()[offset]
+	for _, r := range g.runs() {
+		s, t := runSlot(r), runTier(r)
+		if t >= NumTiers || offset < runStart(r) || offset >= runEnd(r) {
+			continue
+		}
+		st := &x.slots[s]
+		before := st.mapBytes()
+		a := st.needAliases()
+		if n, taken := a.names[name]; taken && n.own != own {
+			continue
+		}
+		a.add(unit{name, st.group, t}, own, canonical)
+		key := aliasHeld{own, t}
+		a.held[key] = aliasCount{units: a.held[key].units + 1}
+		if s != x.applying {
+			x.mapBytes += st.mapBytes() - before
+		}
+	}
+}
+
+// add counts a holding of a block by an alias.
+func (a *aliases) add(u unit, own, canonical uint64) {
+	a.units[u]++
+	n := a.names[u.name]
+	n.own, n.canonical = own, canonical
+	n.units++
+	a.names[u.name] = n
 }
 
 // aliases are the holdings of one slot that a run alone cannot express: a run means "held once,
@@ -236,14 +288,14 @@ func (x *Index) storeOne(s Slot, t Tier, group int32, name uint64, p place) erro
 		}
 	}
 	held := g.holds(s, t, p.offset())
-	canonical := g.names()[p.offset()]
 	own := g.own()[p.offset()]
-	plain := canonical == name && group == st.group
-	if !held && plain {
+	if !held && g.names()[p.offset()] == name && group == st.group {
 		x.hold(p.segment(), s, t, p.offset(), p.offset()+1)
 		return nil
 	}
 	x.enter(g, p) // so that locate finds it
+	canonical := g.names()[p.offset()]
+	plain := canonical == name && group == st.group
 	a := st.needAliases()
 	key := aliasHeld{own, t}
 	c, ok := a.held[key]
@@ -253,11 +305,7 @@ func (x *Index) storeOne(s Slot, t Tier, group int32, name uint64, p place) erro
 	if plain && !c.plain {
 		c.plain = true
 	} else {
-		a.units[unit{name, group, t}]++
-		n := a.names[name]
-		n.own, n.canonical = own, canonical
-		n.units++
-		a.names[name] = n
+		a.add(unit{name, group, t}, own, canonical)
 		c.units++
 	}
 	a.held[key] = c
@@ -270,13 +318,8 @@ func (x *Index) storeOne(s Slot, t Tier, group int32, name uint64, p place) erro
 // removeOne removes one holding of a block from a slot, and reports whether the slot had it.
 func (x *Index) removeOne(s Slot, t Tier, group int32, name uint64) bool {
 	st := &x.slots[s]
-	if a := st.aliases; a != nil {
-		if u := (unit{name, group, t}); a.units[u] > 0 {
-			if x.removeAlias(a, s, u); len(a.units) == 0 {
-				st.aliases = nil
-			}
-			return true
-		}
+	if x.removeUnit(s, unit{name, group, t}) {
+		return true
 	}
 	if group != st.group {
 		return false
@@ -295,10 +338,25 @@ func (x *Index) removeOne(s Slot, t Tier, group int32, name uint64) bool {
 		}
 	}
 	p, ok := x.findDeferred(s, name)
+	if ok && x.removeUnit(s, unit{name, group, t}) { // found and renamed
+		return true
+	}
 	if !ok || !x.plainly(s, t, x.seg(p.segment()), p.offset()) {
 		return false
 	}
 	x.removePlain(s, t, p)
+	return true
+}
+
+// removeUnit removes one holding by an alias, and reports whether the slot had it.
+func (x *Index) removeUnit(s Slot, u unit) bool {
+	a := x.slots[s].aliases
+	if a == nil || a.units[u] == 0 {
+		return false
+	}
+	if x.removeAlias(a, s, u); len(a.units) == 0 {
+		x.slots[s].aliases = nil
+	}
 	return true
 }
 

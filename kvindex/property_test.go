@@ -22,6 +22,7 @@ type world struct {
 	alphabet  uint32
 	longest   int // chain, in engine blocks
 	deferFrom int
+	maxEqual  int
 
 	manyRuns, shortSegment int
 	speculated             bool
@@ -234,7 +235,7 @@ func (w *world) snapshot(t *rapid.T) {
 		t.Fatalf("got holder blocks %d before and %d after loading", a.HolderBlocks, b.HolderBlocks)
 	}
 	w.x = y
-	w.x.deferFrom, w.x.manyRuns, w.x.shortSegment = w.deferFrom, w.manyRuns, w.shortSegment
+	w.x.deferFrom, w.x.manyRuns, w.x.shortSegment, w.x.maxEqual = w.deferFrom, w.manyRuns, w.shortSegment, w.maxEqual
 	w.speculated = false
 }
 
@@ -473,6 +474,7 @@ func newWorld(t *rapid.T, blocks []int, maxBytes int64) *world {
 	w.bounded, w.now = maxBytes > 0, time.Unix(1000, 0)
 	w.longest = rapid.SampledFrom([]int{12, 12, 12, 12, 12, 100}).Draw(t, "longest")
 	w.deferFrom = rapid.SampledFrom([]int{1, 3, deferFrom}).Draw(t, "defer from")
+	w.maxEqual = rapid.SampledFrom([]int{0, 1, maxEqual}).Draw(t, "equal names")
 	w.manyRuns, w.shortSegment = manyRuns, shortSegment
 	if rapid.Bool().Draw(t, "segments are cut up") {
 		w.manyRuns, w.shortSegment = rapid.SampledFrom([]int{1, 3}).Draw(t, "many runs"), rapid.SampledFrom([]int{1, 4}).Draw(t, "short segment")
@@ -482,7 +484,7 @@ func newWorld(t *rapid.T, blocks []int, maxBytes int64) *world {
 	if w.x, err = New(Config{BlockSize: 4, Key: Key{1, 2, 3}, MaxBytes: maxBytes}); err != nil {
 		t.Fatal(err)
 	}
-	w.x.deferFrom, w.x.manyRuns, w.x.shortSegment = w.deferFrom, w.manyRuns, w.shortSegment
+	w.x.deferFrom, w.x.manyRuns, w.x.shortSegment, w.x.maxEqual = w.deferFrom, w.manyRuns, w.shortSegment, w.maxEqual
 	for i := range rapid.IntRange(1, 4).Draw(t, "targets") {
 		in := worldTarget{
 			target: Target{Worker: string(rune('a' + i))},

@@ -245,7 +245,7 @@ func (x *Index) Load(r io.Reader) (map[Slot][]byte, error) {
 	if len(x.slots) > 0 {
 		return nil, errors.New("load index: it is not empty")
 	}
-	l := &loader{r: bufio.NewReaderSize(r, 1<<16), sum: crc64.New(crcTable)}
+	l := &loader{r: bufio.NewReaderSize(r, 1<<16), sum: crc64.New(crcTable), aliased: map[uint64]bool{}}
 	x.gate.shut()
 	cursors, err := x.load(l)
 	if err == nil {
@@ -277,6 +277,8 @@ type loader struct {
 	sum hash.Hash64
 	err error
 	buf [8]byte
+	// aliased are the own hashes of blocks that aliases refer to by the name under which they are entered.
+	aliased map[uint64]bool
 }
 
 // ReadByte implements io.ByteReader for binary.ReadUvarint.
@@ -420,7 +422,8 @@ func (l *loader) aliases(st *slotState) {
 	a := st.needAliases()
 	a.units = l.units()
 	for n := l.num(maxItems); n > 0 && l.err == nil; n-- {
-		a.names[l.word()] = aliasName{own: l.word(), canonical: l.word(), units: uint32(l.num(1<<32 - 1))}
+		name, n := l.word(), aliasName{own: l.word(), canonical: l.word(), units: uint32(l.num(1<<32 - 1))}
+		a.names[name], l.aliased[n.own] = n, true
 	}
 	for n := l.num(maxItems); n > 0 && l.err == nil; n-- {
 		key := aliasHeld{own: l.word(), tier: Tier(l.num(NumTiers - 1))}
@@ -530,8 +533,14 @@ func (x *Index) loadSegment(l *loader, n int) {
 		clear(words[n+a : n+b])
 	})
 	for i, name := range words[n:] {
-		if name != 0 {
-			x.name(g, name, placeAt(id, i))
+		switch {
+		case name == 0:
+		case l.aliased[words[i]]:
+			x.put(g, name, placeAt(id, i), x.named(name)) // aliases refer to the name
+		default:
+			g.names()[i] = name
+			g.addDeferred(1)
+			x.enter(g, placeAt(id, i))
 		}
 	}
 	// blocks that only speculative credit kept alive are gone
