@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
@@ -413,6 +414,23 @@ func TestRequestsThatCannotBeSplit(t *testing.T) {
 		r := b.post("/v1/completions", []byte(body))
 		if prefill := b.legsOf(r.header.Get("X-Request-Id")).prefill; r.status != http.StatusOK || prefill != nil {
 			t.Errorf("%s: status %d, prefill leg %+v", name, r.status, prefill)
+		}
+	}
+}
+
+// A request that is refused is refused by the decode engine, before any engine has computed its prompt: a prefill
+// engine would keep its blocks.
+func TestRefusedRequestsLeaveNothingOnPrefillWorkers(t *testing.T) {
+	b := newPools(t, pair{connector: "nixl", worker: noSettings, shape: shape{engine: func(_ int, o *enginesim.Options) { o.KVLease = time.Hour }}}, "")
+	for _, fields := range []string{`"max_tokens":4,"min_tokens":100`, `"max_tokens":"x"`, `"max_tokens":-1`, `"stream":"maybe"`, `"stream":true,"stream_options":5`} {
+		r := b.post("/v1/completions", []byte(`{"model":"demo",`+fields+`,"prompt":"`+prose(fields[1:7], 150)+`"}`))
+		if prefill := b.legsOf(r.header.Get("X-Request-Id")).prefill; r.status != http.StatusBadRequest || prefill != nil || r.header.Get("X-Kvlane-Prefill") != "" {
+			t.Errorf("%s: got status %d, prefill leg %+v", fields, r.status, prefill)
+		}
+	}
+	for i, e := range b.engines {
+		if n := e.Stats().Held; n != 0 {
+			t.Errorf("e%d holds the blocks of %d requests", i, n)
 		}
 	}
 }

@@ -395,6 +395,40 @@ func TestAnswersThatCannotBeDisaggregated(t *testing.T) {
 	end(&d, 200)
 }
 
+// A request that a leg's edits would make valid is not split: the prefill engine would keep its blocks for a decode leg
+// that is refused.
+func TestALegDoesNotMakeARequestValid(t *testing.T) {
+	m, err := qwen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.SetMaxModelLen(0) // it is shared
+	served := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m}
+	served.Config.Check.Disabled = true
+	for connector, theirs := range map[string]string{"nixl": nixlAnswer, "moriio": nixlAnswer, "sharedstorage": "{}",
+		prefillFirst["lmcache"].connector: prefillFirst["lmcache"].answer} {
+		t.Run(connector, func(t *testing.T) {
+			p := newPoolsServing(t, connector, "", []*fleet.Model{served})
+			m.SetMaxModelLen(1000)
+			p.both(answer(theirs))
+			for fields, split := range map[string]bool{
+				`"max_tokens":4,"min_tokens":4`: true, `"stream":true,"stream_options":{"include_usage":true}`: true, `"max_tokens":900`: true,
+				`"max_tokens":4,"min_tokens":100`: false, `"max_tokens":"x"`: false, `"stream":"maybe"`: false, `"stream":true,"stream_options":5`: false,
+				`"max_tokens":1,"max_tokens":2`: false,
+				`"max_tokens":1001`:             false, `"max_tokens":900,"min_tokens":900`: false, // more than fit the context
+			} {
+				before := p.legs[0].Load() + p.legs[1].Load()
+				d := p.Decide(t.Context(), &extproc.Request{ID: fields, Method: "POST", Path: "/v1/completions",
+					Body: []byte(`{"model":"demo","prompt":"` + fields[1:4] + strings.Repeat(" word", 400) + `",` + fields + `}`)})
+				if legs := p.legs[0].Load() + p.legs[1].Load() - before; d.Reject != nil || d.Endpoint != "10.0.0.9:1" || (legs == 1) != split || legs > 1 {
+					t.Errorf("%s: %s: got %d legs, want split %v; %+v", connector, fields, legs, split, d)
+				}
+				end(&d, 0)
+			}
+		})
+	}
+}
+
 // Each prompt adds some forty bytes to both legs, so a batch of empty prompts would become many times as large as its body.
 func TestBatchesForSGLangAreBounded(t *testing.T) {
 	p := newPoolsOf(t, "sglang")

@@ -70,6 +70,9 @@ func (w *work) cannotSplit() string {
 	if engine, ok := w.engine(); ok && engine.CacheUse(w.in.body).NotLoaded {
 		return "the decode engine would compute the prompt again"
 	}
+	if w.tokens.refused && !w.d.legs.Protocol.Always { // the leg asks for fewer tokens, which might fit the context
+		return "the engine would refuse it"
+	}
 	return w.d.legs.Protocol.Refuses(w.in.body, w.tokens.whole())
 }
 

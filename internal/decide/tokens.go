@@ -29,6 +29,8 @@ type tokens struct {
 	made *fleet.Model
 	// count is the length of the prompt, estimated where ids are not known.
 	count int64
+	// refused reports that the engine refuses the request.
+	refused bool
 }
 
 // whole returns the ids of the whole prompt, nil if they are unknown or include images.
@@ -60,12 +62,13 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 	res, err := j.ids(ctx, exact, in, t)
 	if err != nil {
 		refusal, refused := errors.AsType[*shape.Refusal](err)
-		if t.count = in.body.EstimateTokens(); refused && !refusal.Guessed {
+		refused = refused && !refusal.Guessed
+		if t.count = in.body.EstimateTokens(); refused {
 			t.count = min(t.count, refusedTokens)
 		} else if in.body.Form == body.FormNone {
 			t.count = routing.EstimateTokens(len(j.r.Body)) // such as a query with documents
 		}
-		return &tokens{count: t.count}, j.withoutIDs(t.made != nil && exact.Err() != nil, err)
+		return &tokens{count: t.count, refused: refused}, j.withoutIDs(t.made != nil && exact.Err() != nil, err)
 	}
 	t.ids, t.n, t.media, t.partial, t.count = res.IDs, len(res.IDs), res.Media, res.Partial != "", int64(len(res.IDs))
 	if !j.s.turn.Kept() && cap(res.IDs) > cap(j.s.ids) {

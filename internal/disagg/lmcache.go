@@ -14,14 +14,24 @@ import (
 // lmcache: the prefill engine computes the token ids, pushes the blocks to the receiver of the decode engine that the
 // request names, and answers with the first token.
 func lmcache() *Protocol {
-	return &Protocol{apis: []body.API{body.Completions, body.Chat}, single: true, refuses: lmcacheRefuses, prefill: lmcachePrefill, decode: lmcacheDecode}
+	return &Protocol{apis: []body.API{body.Completions, body.Chat}, single: true, refuses: lmcacheRefuses, edited: lmcacheEdited, prefill: lmcachePrefill, decode: lmcacheDecode}
 }
 
-func lmcacheRefuses(r *body.Request, ids []uint32) string {
+func lmcacheRefuses(_ *body.Request, ids []uint32) string {
 	if len(ids) == 0 {
 		return "the token ids are not known"
 	}
-	return noTokens(r, ids)
+	return ""
+}
+
+// lmcacheEdited has the limits of the client's API, although the leg is a completion. The ids are made from the prompt
+// and truncate_prompt_tokens, so these are valid.
+func lmcacheEdited(api body.API) [3][]body.Edit {
+	all := vllmEdited(api)
+	if api == body.Chat {
+		all[2] = chatOnly
+	}
+	return all
 }
 
 // chatOnly removes the fields of a chat request that have no meaning, or a different one, on the completions route.

@@ -11,7 +11,7 @@ import (
 
 // moriio is the READ mode: NIXL's pull, with a transfer id on both legs.
 func moriio() *Protocol {
-	return &Protocol{apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens,
+	return &Protocol{apis: vllmAPIs, single: true, arranged: decodeAlready, edited: vllmEdited,
 		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
 			leg, err := nixlPrefill(ctx, p, x)
 			leg.Edits = append(leg.Edits, transferID(x))
@@ -43,7 +43,7 @@ func moriio() *Protocol {
 // moriioWrite is the WRITE mode: decode sends its block ids to prefill, and prefill writes into
 // the blocks. The legs run concurrently, and each carries the address of the other side.
 func moriioWrite() *Protocol {
-	return &Protocol{AtOnce: true, Named: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens,
+	return &Protocol{AtOnce: true, Named: true, apis: vllmAPIs, single: true, arranged: decodeAlready, edited: vllmEdited,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			return Leg{Edits: append(vllmPrefill(x.Request.API), ask(x.Request, askRemoteDecode, toPeer(x, &x.Decode)...)...)}, nil
 		},

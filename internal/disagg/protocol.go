@@ -39,6 +39,8 @@ type Protocol struct {
 	single bool
 	// refuses returns why a request cannot be split beyond the common reasons, "" if it can.
 	refuses func(r *body.Request, ids []uint32) string
+	// edited returns the edits that only the prefill leg has.
+	edited  func(api body.API) [3][]body.Edit
 	prefill func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error)
 	decode  func(p *Protocol, x *Exchange, a *Answer) (Leg, error)
 	// local returns the edits of a trusted client's request that is not split.
@@ -116,8 +118,18 @@ func (p *Protocol) Refuses(r *body.Request, ids []uint32) string {
 			return why
 		}
 	}
+	return p.own(r, ids)
+}
+
+// own returns the protocol's own reasons.
+func (p *Protocol) own(r *body.Request, ids []uint32) string {
 	if p.refuses != nil {
-		return p.refuses(r, ids)
+		if why := p.refuses(r, ids); why != "" {
+			return why
+		}
+	}
+	if name := p.unclear(r); name != "" {
+		return "a value of " + name + " that the engine may refuse"
 	}
 	return ""
 }
@@ -125,10 +137,10 @@ func (p *Protocol) Refuses(r *body.Request, ids []uint32) string {
 // Impossible returns why decode engines cannot serve a request at all, "" if they can. They cannot if the request
 // cannot be split and they cannot compute a prompt by themselves.
 func (p *Protocol) Impossible(r *body.Request, ids []uint32) string {
-	if !p.Always || !slices.Contains(p.apis, r.API) || p.refuses == nil {
+	if !p.Always || !slices.Contains(p.apis, r.API) {
 		return ""
 	}
-	return p.refuses(r, ids)
+	return p.own(r, ids)
 }
 
 // Prefill returns the prefill leg. It may fetch a page from the prefill worker; the page is cached.

@@ -14,16 +14,24 @@ import (
 func sglang() *Protocol {
 	return &Protocol{AtOnce: true, Always: true,
 		apis:    []body.API{body.Chat, body.Completions, body.Generate, body.Responses},
-		refuses: sglangRefuses,
+		refuses: sglangRefuses, edited: sglangEdited,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			leg := bootstrapLeg(x, &x.Prefill)
-			if x.Request.API == body.Responses { // only the decode engine stores the answer, and its id is not the prefill engine's
-				leg.Edits = append(leg.Edits, set("false", "store"), remove("background"), remove(body.FieldRequestID.String()))
-			}
+			leg.Edits = append(leg.Edits, sglangEdited(x.Request.API)[0]...)
 			return leg, nil
 		},
 		decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) { return bootstrapLeg(x, &x.Decode), nil },
 	}
+}
+
+// unstored: only the decode engine stores the answer, and its id is not the prefill engine's.
+var unstored = []body.Edit{set("false", "store"), remove("background"), remove(body.FieldRequestID.String())}
+
+func sglangEdited(api body.API) (edits [3][]body.Edit) {
+	if api == body.Responses {
+		edits[0] = unstored
+	}
+	return edits
 }
 
 // sglangRefuses: SGLang (0.5.23, tokenizer_manager) uses one room for all answers to a prompt, and for the request that

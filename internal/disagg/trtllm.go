@@ -16,13 +16,15 @@ var trtAPIs = []body.API{body.Chat, body.Completions}
 // trtContextFirst is TensorRT-LLM's default: the context server answers with its first token and
 // the parameters that the generation server needs.
 func trtContextFirst() *Protocol {
-	return &Protocol{Portable: true, apis: trtAPIs, single: true, arranged: trtArranged, local: trtLocal,
+	return &Protocol{Portable: true, apis: trtAPIs, single: true, arranged: trtArranged, local: trtLocal, edited: trtEdited,
 		prefill: func(_ context.Context, p *Protocol, x *Exchange) (Leg, error) {
 			return Leg{Edits: trtContext(x, setNumber(p.snowflake(), disaggParams, "disagg_request_id"), setText("context_first", disaggParams, "schedule_style")),
 				Headers: TRTSession(x.Conversation)}, nil
 		},
 		decode: trtDecode}
 }
+
+func trtEdited(body.API) [3][]body.Edit { return [3][]body.Edit{unstreamed} }
 
 // trtArranged: a client that sets the request type is a router in front of Kvlane, or a benchmark of generation alone.
 func trtArranged(r *body.Request) string {
@@ -159,7 +161,7 @@ func trtFinal(r *body.Request, a *Answer, choice []byte) error {
 // trtGenerationFirst runs both legs concurrently: the generation server fetches from the context
 // server that its request names.
 func trtGenerationFirst() *Protocol {
-	return &Protocol{AtOnce: true, apis: trtAPIs, single: true, arranged: trtArranged, local: trtLocal, pages: newPages(),
+	return &Protocol{AtOnce: true, apis: trtAPIs, single: true, arranged: trtArranged, local: trtLocal, edited: trtEdited, pages: newPages(),
 		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
 			if err := p.fetchPage(ctx, &x.Prefill, x.Prefill.Address, "/server_info", true); err != nil {
 				return Leg{}, err

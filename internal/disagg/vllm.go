@@ -35,6 +35,9 @@ func vllmPrefill(api body.API) []body.Edit {
 	return append(append(make([]body.Edit, 0, len(one)+len(unstreamed)+4), one...), unstreamed...)
 }
 
+// vllmEdited returns vllmPrefill's edits in their parts.
+func vllmEdited(api body.API) [3][]body.Edit { return [3][]body.Edit{oneToken[api], unstreamed} }
+
 const kvParams = "kv_transfer_params"
 
 // askRemoteDecode and askRemotePrefill are the transfer parameters of the two directions.
@@ -59,15 +62,6 @@ func decodeAlready(r *body.Request) string {
 	return ""
 }
 
-// noTokens: vLLM rejects a request for less than one token, or only scores its prompt. The prefill leg requests one
-// token, which would hide the rejection.
-func noTokens(r *body.Request, _ []uint32) string {
-	if n, ok := r.MaxTokens(); ok && n < 1 {
-		return "it asks for no token"
-	}
-	return ""
-}
-
 // ask returns the edits that put a direction's parameters into a request and keep
 // prompt_token_ids of the client's own object.
 func ask(r *body.Request, params string, more ...body.Edit) []body.Edit {
@@ -81,7 +75,7 @@ func ask(r *body.Request, params string, more ...body.Edit) []body.Edit {
 
 // nixl is NixlConnector in its pull mode, vLLM's default: decode fetches the blocks that the prefill answer names.
 func nixl() *Protocol {
-	return &Protocol{Portable: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens, prefill: nixlPrefill, decode: nixlDecode}
+	return &Protocol{Portable: true, apis: vllmAPIs, single: true, arranged: decodeAlready, edited: vllmEdited, prefill: nixlPrefill, decode: nixlDecode}
 }
 
 func nixlPrefill(_ context.Context, p *Protocol, x *Exchange) (Leg, error) {
@@ -111,7 +105,7 @@ func nixlDecode(_ *Protocol, x *Exchange, a *Answer) (Leg, error) {
 // nixlPush: decode registers its blocks and prefill writes into them; the legs run concurrently
 // and are matched by their request id.
 func nixlPush() *Protocol {
-	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens, decode: nixlPushDecode,
+	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, edited: vllmEdited, decode: nixlPushDecode,
 		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
 			leg, err := nixlPrefill(ctx, p, x)
 			return x.named(leg, x.pushID()), err
@@ -155,7 +149,7 @@ func nixlPushDecode(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 
 // p2pNCCL: the request id carries the addresses of both sides.
 func p2pNCCL() *Protocol {
-	return &Protocol{addressesInID: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens,
+	return &Protocol{addressesInID: true, apis: vllmAPIs, single: true, arranged: decodeAlready, edited: vllmEdited,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			return p2pLeg(x, vllmPrefill(x.Request.API)...)
 		},
@@ -175,7 +169,7 @@ func p2pLeg(x *Exchange, edits ...body.Edit) (Leg, error) {
 
 // sharedStorage: prefill writes to a store in which decode finds the prompt by its content.
 func sharedStorage() *Protocol {
-	return &Protocol{Portable: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens,
+	return &Protocol{Portable: true, apis: vllmAPIs, single: true, arranged: decodeAlready, edited: vllmEdited,
 		prefill: func(_ context.Context, _ *Protocol, x *Exchange) (Leg, error) {
 			return Leg{Edits: vllmPrefill(x.Request.API)}, nil
 		},
@@ -184,7 +178,7 @@ func sharedStorage() *Protocol {
 
 // sidecar: llm-d's sidecar of the decode engine runs both legs; a header gives it the prefill worker.
 func sidecar() *Protocol {
-	return &Protocol{NoLeg: true, apis: vllmAPIs, refuses: noTokens, decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
+	return &Protocol{NoLeg: true, apis: vllmAPIs, edited: vllmEdited, decode: func(_ *Protocol, x *Exchange, _ *Answer) (Leg, error) {
 		return Leg{Headers: []Header{{steering.Sidecar, x.Prefill.Address}}}, nil
 	}}
 }
@@ -192,7 +186,7 @@ func sidecar() *Protocol {
 // mooncake: both legs run concurrently and are matched by a transfer id. The engine id of the
 // prefill rank comes from its bootstrap server.
 func mooncake() *Protocol {
-	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, refuses: noTokens, pages: newPages(),
+	return &Protocol{AtOnce: true, apis: vllmAPIs, single: true, arranged: decodeAlready, edited: vllmEdited, pages: newPages(),
 		prefill: func(ctx context.Context, p *Protocol, x *Exchange) (Leg, error) {
 			if err := p.fetchPage(ctx, &x.Prefill, bootstrapAddress(&x.Prefill), "/query", false); err != nil {
 				return Leg{}, err

@@ -20,6 +20,12 @@ func Set(raw []byte, path ...string) Edit { return Edit{path: path, raw: raw} }
 // Delete removes the field at path. A missing field is not an error.
 func Delete(path ...string) Edit { return Edit{path: path} }
 
+// Path returns the keys that lead to the field, which must not be changed.
+func (e *Edit) Path() []string { return e.path }
+
+// Deletes reports whether the edit removes the field.
+func (e *Edit) Deletes() bool { return e.raw == nil }
+
 // Apply is ApplyContext with a background context.
 func Apply(dst, body []byte, edits ...Edit) ([]byte, error) {
 	return ApplyContext(context.Background(), dst, body, edits...)

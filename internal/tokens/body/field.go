@@ -72,6 +72,12 @@ const (
 	FieldReturnLogprob
 	FieldLogprobStartLen
 	FieldEmbedOverrides
+	FieldMinTokens
+	FieldMinCompletionTokens
+	FieldStore
+	FieldBackground
+	FieldParallelToolCalls
+	FieldTopLogprobs
 	numFields
 )
 
@@ -82,7 +88,8 @@ var fieldNames = [numFields]string{"model", "messages", "prompt", "prompt_embeds
 	"lora_path", "kv_transfer_params", "disaggregated_params", "conversation", "previous_response_id", "vllm_xargs", "bootstrap_room", "routed_dp_rank",
 	"data_parallel_rank", "ec_transfer_params", "request_id", "bootstrap_host", "bootstrap_port", "disagg_prefill_dp_rank", "bootstrap_pair_key",
 	"decode_tp_size", "http_worker_ipc", "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "kv_hints", "rid", "echo", "logprobs",
-	"prompt_logprobs", "use_beam_search", "return_logprob", "logprob_start_len", "embed_overrides"}
+	"prompt_logprobs", "use_beam_search", "return_logprob", "logprob_start_len", "embed_overrides",
+	"min_tokens", "min_completion_tokens", "store", "background", "parallel_tool_calls", "top_logprobs"}
 
 var fieldByName = func() map[string]Field {
 	m := make(map[string]Field, numFields)

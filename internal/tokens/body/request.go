@@ -46,6 +46,8 @@ type Request struct {
 	Count int
 	// LongInteger reports whether any integer in the body has more than LongestInteger digits.
 	LongInteger bool
+	// Repeats reports whether a field with a Field constant occurs more than once.
+	Repeats bool
 
 	fields [numFields]Span
 	// others are the fields without a Field constant, at most maxOthers.
@@ -108,6 +110,7 @@ func (r *Request) members(s *scanner, i int, k known) int {
 	}
 	return s.members(i, read, func(key, value Span) {
 		if field, ok := fieldOf(key.Of(s.b)); ok {
+			r.Repeats = r.Repeats || r.fields[field].Present()
 			r.fields[field] = value // of duplicate keys the last one counts, as in every engine's reader
 		} else if len(r.others) < maxOthers {
 			r.others = append(r.others, place{key, value})

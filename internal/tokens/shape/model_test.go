@@ -293,6 +293,7 @@ func TestEngineFlags(t *testing.T) {
 		{Options{MaxModelLen: 10}, `"max_tokens":2`, false}, // output is truncated to the remaining context
 		{Options{MaxModelLen: 10}, `"max_tokens":11`, true},
 		{Options{MaxModelLen: 12}, `"min_tokens":3`, false},
+		{Options{MaxModelLen: 12}, `"min_tokens":4,"max_tokens":5`, true}, // of which 3 are left
 		{Options{MaxModelLen: 12}, `"max_tokens":2`, false},
 	} {
 		m := load(t, "qwen3", c.options)

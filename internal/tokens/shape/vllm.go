@@ -393,6 +393,9 @@ func (m *Model) vllmLength(in input, n int) error {
 		if wanted, asked := in.vllmMaxTokens(); asked && wanted > context && !harmony {
 			return refuse("max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens.", wanted, context)
 		}
+		if least, _ := laxInt(in.Raw(body.FieldMinTokens)); least > max(room, 0) && (in.origin == body.Chat || in.origin == body.Completions) {
+			return refuse("min_tokens must be less than or equal to max_tokens=%d, got %d.", room, least) // max_tokens is cut to the room
+		}
 		if echo, _ := laxBool(in.Get("echo")); !echo || in.API != body.Completions {
 			room--
 		}
