@@ -43,7 +43,7 @@ func TestBootstrapBoundsWhatIsHeldOpen(t *testing.T) {
 			actions[p.GetName()] = len(p.GetTriggers()) > 0
 		}
 		for _, a := range []string{"overload_actions.reset_high_memory_stream", "overload_actions.stop_accepting_requests",
-			"overload_actions.stop_accepting_connections", "load_shed_points.http1_server_abort_dispatch", "load_shed_points.http2_server_go_away_and_close_on_dispatch"} {
+			"overload_actions.stop_accepting_connections", "load_shed_points.http1_server_abort_dispatch", "load_shed_points.http2_server_go_away_and_close_on_dispatch", "overload_actions.reduce_timeouts"} {
 			bounds[a] = actions["envoy."+a]
 		}
 		l := b.GetStaticResources().GetListeners()[0]
@@ -54,6 +54,8 @@ func TestBootstrapBoundsWhatIsHeldOpen(t *testing.T) {
 		bounds["streams of a connection"] = streams > 0 && streams <= 1024
 		runtime := b.GetLayeredRuntime().GetLayers()
 		bounds["requests of a burst"] = len(runtime) > 0 && runtime[0].GetStaticLayer().GetFields()["http.max_requests_per_io_cycle"].GetNumberValue() == 1
+		idle := h.GetStreamIdleTimeout().AsDuration() // 0 would not be scaled
+		bounds["time of a stream that stands still"] = idle >= time.Hour
 		headers := h.GetRequestHeadersTimeout().AsDuration()
 		bounds["time of headers"] = headers > 0 && headers <= 30*time.Second
 		bounds["time of a body"] = h.GetRequestTimeout().AsDuration() == o.Envoy.UploadTimeout.Std() && o.Envoy.UploadTimeout > 0
@@ -76,8 +78,8 @@ func TestBootstrapBoundsWhatIsHeldOpen(t *testing.T) {
 				t.Errorf("%s: got no bound, or another: %s", name, what)
 			}
 		}
-		if len(bounds) != 16 {
-			t.Errorf("%s: got %d bounds, want 16: %v", name, len(bounds), bounds)
+		if len(bounds) != 18 {
+			t.Errorf("%s: got %d bounds, want 18: %v", name, len(bounds), bounds)
 		}
 	}
 	e := defaults().Envoy

@@ -45,6 +45,7 @@ type arrival struct {
 	x     *exchange
 	since time.Time
 	size  int64         // of its bytes in Envoy, the most that they may become, and of its headers
+	grows bool          // its length is unknown, see cost
 	list  *list.List    // that place is in
 	place *list.Element // nil: dropped, or whole
 }
@@ -114,21 +115,33 @@ func (b *bodies) trim() {
 	defer b.mu.Unlock()
 	b.trimming = false
 	var slow []*arrival
+	sum, now := int64(0), time.Now()
 	for e := b.announced.Front(); e != nil; e = e.Next() {
 		a := e.Value.(*arrival)
-		if time.Since(a.since) < b.patience {
+		if now.Sub(a.since) < b.patience {
 			break
 		}
 		slow = append(slow, a)
+		sum += a.cost(now)
 	}
-	slices.SortStableFunc(slow, func(a, c *arrival) int { return cmp.Compare(c.size, a.size) })
+	slices.SortStableFunc(slow, func(a, c *arrival) int { return cmp.Compare(c.cost(now), a.cost(now)) })
 	for _, a := range slow {
-		if b.promised <= b.maxBytes {
+		if sum <= b.maxBytes {
 			break
 		}
+		sum -= a.cost(now)
 		b.give(a)
 	}
 	b.trimLater()
+}
+
+// cost is what a slow body may take in Envoy. One of unknown length is taken to grow by 1 MiB/s: with size from the start,
+// a few that send nothing would drop the others.
+func (a *arrival) cost(now time.Time) int64 {
+	if a.grows {
+		return min(a.size, int64(now.Sub(a.since).Seconds()*(1<<20)))
+	}
+	return a.size
 }
 
 // give drops a body for others.

@@ -763,6 +763,56 @@ func TestAnnouncedBytesGiveWay(t *testing.T) {
 	}
 }
 
+// Bodies that have just been announced drop no other, however many and long: a client that renews a few would end every upload that
+// takes longer than its own.
+func TestNewBodiesDropNoSlowOnes(t *testing.T) {
+	b := newBed(t, Options{BodyLimit: 50_000, MaxBodyBytes: 100_000}, &recorder{})
+	b.srv.bodies.mu.Lock()
+	b.srv.bodies.patience = 200 * time.Millisecond
+	b.srv.bodies.mu.Unlock()
+	open := func(length string) (epv3.ExternalProcessor_ProcessClient, context.CancelFunc) {
+		ctx, cancel := context.WithCancel(t.Context())
+		st, err := b.client.Process(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		headers := []*corev3.HeaderValue{{Key: ":method", RawValue: []byte("POST")}, {Key: ":path", RawValue: []byte("/v1/completions")}}
+		if length != "" {
+			headers = append(headers, &corev3.HeaderValue{Key: "content-length", RawValue: []byte(length)})
+		}
+		if err := st.Send(&epv3.ProcessingRequest{
+			Request:        &epv3.ProcessingRequest_RequestHeaders{RequestHeaders: &epv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: headers}}},
+			ProtocolConfig: &epv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_BUFFERED},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return st, cancel
+	}
+	slow, cancel := open("30000")
+	defer cancel()
+	for range 20 {
+		var ends []context.CancelFunc
+		for range 5 {
+			_, end := open("")
+			ends = append(ends, end)
+		}
+		time.Sleep(50 * time.Millisecond)
+		for _, end := range ends {
+			end()
+		}
+	}
+	if err := slow.Send(bodyMessage(false, []byte("{}"), true)); err != nil {
+		t.Fatal(err)
+	}
+	for decided := false; !decided; {
+		r, err := slow.Recv()
+		if err != nil || r.GetImmediateResponse() != nil {
+			t.Fatalf("got %v and %v, want a decision", r, err)
+		}
+		decided = r.GetRequestBody() != nil
+	}
+}
+
 // Headers count as well: they stay until the body is here, in full duplex too.
 func TestHeadersOfAnnouncedBodiesGiveWay(t *testing.T) {
 	b := newBed(t, Options{MaxBodyBytes: 100_000}, &recorder{})

@@ -219,7 +219,7 @@ func (x *exchange) requestHeaders(m *message) error {
 	if x.arrival.size = int64(x.contentLength); x.request.duplex() {
 		x.arrival.size = 0 // Envoy passes it on
 	} else if x.contentLength < 0 {
-		x.arrival.size = int64(x.srv.opts.BodyLimit)
+		x.arrival.size, x.arrival.grows = int64(x.srv.opts.BodyLimit), true
 	}
 	x.arrival.size += int64(x.view.bytes)
 	if !x.srv.bodies.announce(&x.arrival) {

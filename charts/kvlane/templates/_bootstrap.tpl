@@ -76,6 +76,8 @@ overload_manager:
   actions:
   - {name: envoy.overload_actions.shrink_heap, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.8}}]}
   - {name: envoy.overload_actions.reset_high_memory_stream, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.82, saturation_threshold: 0.94}}]}   # the largest first, and all classes before requests are refused
+  - {name: envoy.overload_actions.reduce_timeouts, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.85, saturation_threshold: 0.95}}], typed_config: {"@type": type.googleapis.com/envoy.config.overload.v3.ScaleTimersOverloadActionConfig,
+      timer_scale_factors: [{timer: HTTP_DOWNSTREAM_STREAM_IDLE, min_timeout: 20s}]}}   # of requests that stand still: clients that do not read their answers, or wait for an engine
   - {name: envoy.overload_actions.disable_http_keepalive, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.92}}]}
   - {name: envoy.overload_actions.stop_accepting_requests, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.95}}]}
   - {name: envoy.overload_actions.stop_accepting_connections, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.98}}]}
@@ -102,7 +104,7 @@ static_resources:
           request_timeout: {{.RequestTimeout}}   # until the body is here and Kvlane has decided: slow uploads are answered 408
           stream_flush_timeout: 60s               # of a client that does not read the end of its answer
           http_protocol_options: {accept_http_10: true, default_host_for_http_10: kvlane}   # load tools and old health checks still speak it
-          stream_idle_timeout: 0s                 # the default of 5 minutes ends requests that queue or prefill for long
+          stream_idle_timeout: 3600s              # the default of 5 minutes ends requests that queue or prefill for long; near the end of the heap it is 20 s, see above
 {{- if .ConnectionAge}}
           common_http_protocol_options: {max_connection_duration: {{.ConnectionAge}}}   # busy clients move to another Envoy before this one stops
           http1_safe_max_connection_duration: true
