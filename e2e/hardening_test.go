@@ -337,7 +337,8 @@ func unfinished(t *testing.T, address string, n int) {
 // unseen (BUFFERED). Others are decided meanwhile.
 func TestUnfinishedRequestsGiveWay(t *testing.T) {
 	const most, streams = 100, 250
-	b := newBed(t, shape{engines: 1, decide: fmt.Sprintf("10s, bodies_in_flight: {count: %d}", most)})
+	// Envoy keeps the connections to Kvlane that a burst opens, so goroutines are not compared.
+	b := newBed(t, shape{engines: 1, decide: fmt.Sprintf("10s, bodies_in_flight: {count: %d}", most), noCheck: true})
 	for range 12 {
 		unfinished(t, b.ingress, streams)
 	}
