@@ -330,7 +330,9 @@ func (x *exchange) requestBody(m *message) error {
 			return x.decide(KindRequestHeaders, true)
 		}
 	}
-	x.arrival.x = x
+	if x.arrival.x == nil { // others read it once it is announced
+		x.arrival.x = x
+	}
 	x.srv.bodies.arrive(&x.arrival)
 	return nil
 }
