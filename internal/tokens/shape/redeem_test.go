@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -173,17 +174,18 @@ func TestSamplesWaitForTheGate(t *testing.T) {
 // Each connection to a port of events.bind asks for a check, and a hostile client makes thousands of them in a second.
 func TestRechecksArePaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		checks := 0
+		var checks atomic.Int32
 		c := NewChecker(load(t, "qwen3", Options{}), &Oracle{URL: "none://no.engine"}, CheckerOptions{ModelName: "m", Retry: 24 * time.Hour,
-			OnCheck: func(body.API, *Difference, error) { checks++ }})
+			OnCheck: func(body.API, *Difference, error) { checks.Add(1) }})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); c.Run(ctx) }()
 		synctest.Wait()
 		expect := func(when string, want int) {
 			t.Helper()
-			if checks != want {
-				t.Errorf("%s: got %d checks, want %d", when, checks, want)
+			synctest.Wait()
+			if got := checks.Load(); int(got) != want {
+				t.Errorf("%s: got %d checks, want %d", when, got, want)
 			}
 		}
 		expect("at the start", 1)
@@ -201,8 +203,9 @@ func TestRechecksArePaced(t *testing.T) {
 			c.Recheck()
 			time.Sleep(time.Second)
 		}
-		if most := 2 + 2*maxSoon + int(600*time.Second/pause); checks > most || checks < most-maxSoon {
-			t.Errorf("ten minutes of connections: got %d checks, want about %d", checks, most)
+		synctest.Wait()
+		if got, most := int(checks.Load()), 2+2*maxSoon+int(600*time.Second/pause); got > most || got < most-maxSoon {
+			t.Errorf("ten minutes of connections: got %d checks, want about %d", got, most)
 		}
 		stop()
 		<-done
