@@ -428,6 +428,22 @@ func TestRefusedRequestsLeaveNothingOnPrefillWorkers(t *testing.T) {
 			t.Errorf("%s: got status %d, prefill leg %+v", fields, r.status, prefill)
 		}
 	}
+	// Requests whose headers leave no room for Kvlane's are refused before a leg is sent, or served without one.
+	answers := map[int]int{}
+	for _, n := range []int{70, 82, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92, 93} {
+		var headers []string
+		for i := range n {
+			headers = append(headers, fmt.Sprint("x-h", i), "1")
+		}
+		r := b.post("/v1/completions", bodyFor("/v1/completions", fmt.Sprint("headers", n), 150, false), headers...)
+		prefill := b.legsOf(r.header.Get("X-Request-Id")).prefill
+		if answers[r.status]++; r.status != http.StatusOK && (prefill != nil || r.header.Get("X-Kvlane-Prefill") != "") || n == 70 && prefill == nil {
+			t.Errorf("%d headers: got status %d and prefill leg %v", n, r.status, prefill != nil)
+		}
+	}
+	if answers[http.StatusOK] < 4 || answers[http.StatusRequestHeaderFieldsTooLarge] < 2 {
+		t.Errorf("got answers %v, want some of 200 and of 431", answers)
+	}
 	for i, e := range b.engines {
 		if n := e.Stats().Held; n != 0 {
 			t.Errorf("e%d holds the blocks of %d requests", i, n)

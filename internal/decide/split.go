@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/extproc"
@@ -62,6 +63,14 @@ func adapt(d *routing.Disagg, legs *disagg.Runner) {
 	}
 }
 
+// legRoom stands for the headers that a decode leg adds, with room to spare.
+var legRoom = func() (d extproc.Decision) {
+	for i := range 4 {
+		d.Set = append(d.Set, extproc.Header{Name: "x-room-" + strconv.Itoa(i), Value: strings.Repeat("-", 256)})
+	}
+	return d
+}()
+
 // cannotSplit returns why the request cannot be split, "" if it can.
 func (w *work) cannotSplit() string {
 	if !w.in.known || w.idle {
@@ -72,6 +81,9 @@ func (w *work) cannotSplit() string {
 	}
 	if w.tokens.refused && !w.d.legs.Protocol.Always { // the leg asks for fewer tokens, which might fit the context
 		return "the engine would refuse it"
+	}
+	if !w.d.legs.Protocol.Always && !w.r.Fits(&legRoom) { // else it would be refused after the leg, and the prefill engine keep its blocks
+		return "its headers leave no room for those of the decode leg"
 	}
 	return w.d.legs.Protocol.Refuses(w.in.body, w.tokens.whole())
 }
