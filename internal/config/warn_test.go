@@ -19,6 +19,8 @@ import (
 	"testing"
 	"testing/fstest"
 	"time"
+
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
 
 // certificate writes a self-signed certificate with its key, valid for a day that began an age ago.
@@ -183,17 +185,13 @@ func TestIndexAboveTheMemory(t *testing.T) {
 
 // freePort returns an address of a port that was free a moment ago.
 // freePorts returns two addresses: one asked for after the other may be the same.
-func freePorts(t *testing.T) (addresses [2]string) {
+func freePorts(t *testing.T) [2]string {
 	t.Helper()
-	for i := range addresses {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		addresses[i] = l.Addr().String()
+	first, err := enginesim.FreePorts(2)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return addresses
+	return [2]string{fmt.Sprint("127.0.0.1:", first), fmt.Sprint("127.0.0.1:", first+1)}
 }
 
 // Where Kvlane is to run now, what is missing or in use is an error.

@@ -3,12 +3,14 @@ package fleet
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"net"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
@@ -17,25 +19,19 @@ import (
 // nothing, or the payload without end.
 func zmqSockets(t *testing.T, typ string, ranks int, payload []byte) string {
 	t.Helper()
-	for {
-		var list []net.Listener
-		for port := 0; len(list) < ranks; port = list[0].Addr().(*net.TCPAddr).Port + len(list) {
-			l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
-			if err != nil { // another process has the port
-				break
-			}
-			list = append(list, l)
-		}
-		for _, l := range list {
-			t.Cleanup(func() { _ = l.Close() })
-		}
-		if len(list) == ranks {
-			for _, l := range list {
-				serveZMQ(l, typ, payload)
-			}
-			return "tcp://" + list[0].Addr().String()
-		}
+	first, err := enginesim.FreePorts(ranks)
+	if err != nil {
+		t.Fatal(err)
 	}
+	for port := first; port < first+ranks; port++ {
+		l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		serveZMQ(l, typ, payload)
+	}
+	return fmt.Sprint("tcp://127.0.0.1:", first)
 }
 
 func serveZMQ(l net.Listener, typ string, payload []byte) {

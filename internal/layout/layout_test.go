@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 84581
+	totalLimit = 84593
 	totalGoal  = 62000
 )
 
@@ -50,7 +50,7 @@ var rooms = []struct {
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	{"observe", 1659, 1300, []string{"internal/observe"}},
 	// 6 for requests that vLLM refuses as too long, which are not split (decide/split.go).
-	{"decide", 3174, 1700, []string{"internal/decide"}},
+	{"decide", 3186, 1700, []string{"internal/decide"}},
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	{"lab", 11637, 11700, []string{"internal/lab"}},
 	// 31 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go), and for its texts, which filled the log.

@@ -2,7 +2,6 @@ package replicas
 
 import (
 	"bytes"
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -34,6 +33,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -109,18 +109,16 @@ func defaultFleet(mode string) config.Fleet {
 }
 
 // freePorts returns addresses on loopback that are free now.
-func freePorts(t testing.TB, n int) []string {
+func freePorts(t testing.TB, n int) (addresses []string) {
 	t.Helper()
-	var list []string
-	for range n {
-		l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		list = append(list, l.Addr().String())
+	first, err := enginesim.FreePorts(n)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return list
+	for port := first; port < first+n; port++ {
+		addresses = append(addresses, fmt.Sprint("127.0.0.1:", port))
+	}
+	return addresses
 }
 
 func cluster(t testing.TB, addresses []string, change func(*config.Fleet)) []*member {
