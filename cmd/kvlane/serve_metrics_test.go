@@ -59,7 +59,7 @@ disagg: {connector: p2p-nccl}
 	if o.ExtendTimeout != 250*time.Second || o.ExtendAfter != time.Second || o.LateTickets >= 0 {
 		t.Errorf("got %v more asked for after %v, %d late tickets, want 250 s after 1 s, and none without an access log", o.ExtendTimeout, o.ExtendAfter, o.LateTickets)
 	}
-	if want := append(steering.AtKvlane(), "x-tenant", "x-cache-salt"); !slices.Equal(o.ControlHeaders, want) {
+	if want := append(steering.AtKvlane(), "x-tenant", "x-cache-salt", "x-smg-routing-key"); !slices.Equal(o.ControlHeaders, want) {
 		t.Errorf("got %q removed, want %q", o.ControlHeaders, want)
 	}
 	if o.RequestID == nil || o.RequestID("fine") == "fine" {

@@ -108,12 +108,14 @@ type Tenants struct {
 	TrustIngress bool   `yaml:"trust_ingress" jsonschema_description:"The header of requests that reach Envoy is set by a proxy in front of it, which clients cannot bypass. If false, the bootstrap of envoy-config removes it, and a filter after strip-steering has to set it."`
 }
 
-// Headers returns the names, in lower case, that only Kvlane may read: the tenant's, and the
-// header in which newer vLLM reads a salt, in preference to the body's.
+const routingKey = "x-smg-routing-key"
+
+// Headers returns the names, in lower case, that only Kvlane may read: the tenant's, the header in which newer vLLM reads
+// a salt, in preference to the body's, and that by which SGLang may prefer requests to others.
 func (t *Tenants) Headers() []string {
 	var all []string
 	if t.SaltHeader != "" {
-		all = []string{t.SaltHeader, "x-cache-salt"}
+		all = []string{t.SaltHeader, "x-cache-salt", routingKey}
 	}
 	if t.Header != "" && t.Header != t.SaltHeader {
 		all = append(all, t.Header)
@@ -124,10 +126,10 @@ func (t *Tenants) Headers() []string {
 // Name returns the header that names the tenant, "" for none.
 func (t *Tenants) Name() string { return cmp.Or(t.Header, t.SaltHeader) }
 
-// Stripped returns the names in Headers that Envoy removes from clients' requests.
+// Stripped returns the names in Headers that Envoy removes from clients' requests. routing.conversation_headers may have the routing key.
 func (t *Tenants) Stripped() []string {
 	return slices.DeleteFunc(t.Headers(), func(name string) bool {
-		return t.TrustIngress && (name == t.SaltHeader || name == t.Header)
+		return name == routingKey || t.TrustIngress && (name == t.SaltHeader || name == t.Header)
 	})
 }
 

@@ -84,7 +84,7 @@ tenants: {header: X-Team, salt_header: X-Tenant}
 	if a, b := c.Flow.Priority("batch"), c.Flow.Priority("other"); a != -1 || b != 0 {
 		t.Errorf("got priorities %d and %d, want -1 and 0", a, b)
 	}
-	if got := strings.Join(c.Tenants.Headers(), " "); got != "x-tenant x-cache-salt x-team" || c.Tenants.Name() != "x-team" {
+	if got := strings.Join(c.Tenants.Headers(), " "); got != "x-tenant x-cache-salt x-smg-routing-key x-team" || c.Tenants.Name() != "x-team" {
 		t.Errorf("got headers %s and the tenant in %s", got, c.Tenants.Name())
 	}
 	c.Tenants.TrustIngress = true

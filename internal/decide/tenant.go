@@ -85,13 +85,24 @@ func (w *work) mustSalt(p *placed, e *fleet.Endpoint) error {
 // extra_key that SGLang joins to it, gets one even where the engine is not known to read it. So do all of vLLM's
 // requests: none refuses it, and each version reads it on more paths (/generative_scoring, /invocations).
 func (w *work) saltEdits(e *fleet.Endpoint) (edits []body.Edit) {
-	if w.d.cfg.Tenants.SaltHeader != "" && w.api == body.Unknown { // SGLang's /vertex_generate
+	if w.d.cfg.Tenants.SaltHeader == "" {
+		return nil
+	}
+	if w.api == body.Unknown { // SGLang's /vertex_generate
 		parameters := body.Member(w.in.body.Body, "parameters")
-		for _, f := range [...]body.Field{body.FieldCacheSalt, body.FieldExtraKey} {
+		for _, f := range [...]body.Field{body.FieldCacheSalt, body.FieldExtraKey, body.FieldSessionID, body.FieldRoutingKey} {
 			if body.Member(parameters, f.String()) != nil {
 				edits = append(edits, body.Delete("parameters", f.String()))
 			}
 		}
+	}
+	if w.in.body.Has(body.FieldSessionID) { // SGLang marks blocks by it, for all tenants alike
+		name, _ := w.headers(w.d.cfg.Tenants.SaltHeader)
+		own := TenantSalt(name, append([]byte("session "), w.in.body.Raw(body.FieldSessionID)...))
+		edits = append(edits, body.Set([]byte(`"`+own+`"`), body.FieldSessionID.String()))
+	}
+	if w.in.body.Span(body.FieldRoutingKey).Present() { // SGLang may prefer requests with the key of running ones
+		edits = append(edits, body.Delete(body.FieldRoutingKey.String()))
 	}
 	reads, _ := shape.ReadsSalt(e.Member.Engine, w.api)
 	reads = reads || w.in.body.Span(body.FieldCacheSalt).Present() || w.in.body.Span(body.FieldExtraKey).Present()

@@ -140,6 +140,55 @@ func TestNoTenantNamesWhatAllShare(t *testing.T) {
 	}
 }
 
+// SGLang marks blocks by session_id, and may prefer requests by routing_key, for all tenants alike: the former becomes the tenant's
+// own, the latter is removed. The conversation stays the client's.
+func TestSessionsOfEnginesAreTheTenantsOwn(t *testing.T) {
+	own := func(tenant, session string) string { return TenantSalt(tenant, []byte("session "+session)) }
+	for _, c := range []struct {
+		path, body, tenant string
+		want, not          []string // what the engine gets, and what not
+		id                 string   // of the conversation
+	}{
+		{"/generate", `{"text":"x","session_id":"s"}`, "a", []string{`"session_id":"` + own("a", `"s"`) + `"`}, []string{`"s"`}, "s"},
+		{"/generate", `{"text":"x","session_id":"s"}`, "b", []string{`"session_id":"` + own("b", `"s"`) + `"`}, []string{own("a", `"s"`)}, "s"},
+		{"/generate", `{"text":"x","session_id":"s"}`, "", []string{`"session_id":"` + own("", `"s"`) + `"`}, []string{`"s"`}, "s"},
+		{"/generate", `{"text":"x","session_\u0069d":"s","session_id":"t","\u0073ession_id":"u","routing\u005fkey":"k","routing_key":"k"}`, "a",
+			[]string{own("a", `"u"`)}, []string{`"s"`, `"t"`, `"u"`, `"k"`, "routing"}, "u"},
+		{"/generate", `{"text":"x","session_id":null,"routing_key":null}`, "a", []string{`"session_id":null`}, []string{"routing_key"}, ""},
+		{"/generate", `{"text":"x","session_id":["s"],"routing_key":["k"]}`, "a", []string{own("a", `["s"]`)}, []string{`"s"`, "routing_key"}, ""},
+		{"/generate", `{"text":"\"routing_key\"","session":"s","routing_keys":"k"}`, "a", []string{`"session":"s","routing_keys":"k"`}, nil, ""},
+		{"/v1/chat/completions", `{"model":"demo","messages":[{"role":"user","content":"x"}],"routing_key":"k","session_id":"s"}`, "a", []string{own("a", `"s"`)}, []string{`"s"`, "routing_key"}, "s"},
+		{"/v1/embeddings", `{"model":"demo","input":"x","routing_key":"k"}`, "a", nil, []string{"routing_key"}, ""},
+		{"/vertex_generate", `{"instances":[{"text":"x"}],"parameters":{"session_id":"s","routing_key":"k","top_k":1},"session_id":"s","routing_key":"k"}`, "a",
+			[]string{own("a", `"s"`), `"parameters":{"top_k":1}`}, []string{`"s"`, "routing_key"}, ""},
+		{"/invocations", `{"prompt":"x",` + strings.Repeat(`"y":1,`, 1100) + `"session_id":"s","routing_key":"k"}`, "a", []string{own("a", `"s"`)}, []string{`"s"`, "routing_key"}, ""},
+	} {
+		for _, engine := range []string{"sglang", "vllm"} {
+			for yaml, tenants := range map[string]bool{"tenants: {salt_header: x-tenant, required: false}\n": true, "": false} {
+				w := worker("a", 0)
+				w.Engine, w.Models = engine, nil
+				b := newBench(t, yaml, w)
+				d, e := b.ask(c.path, c.body, saltHeader, c.tenant)
+				got := string(d.Body)
+				if d.Reject != nil || !tenants && d.Body != nil || e.Conversation != c.id {
+					t.Errorf("%s %.80s of %s: got %+v, body %s and conversation %q, want %q", c.path, c.body, engine, d.Reject, d.Body, e.Conversation, c.id)
+				}
+				for _, s := range c.want {
+					if tenants && !strings.Contains(got, s) {
+						t.Errorf("%s %.80s of %s: got %s, want %s", c.path, c.body, engine, got, s)
+					}
+				}
+				for _, s := range c.not {
+					if tenants && (strings.Contains(got, s) || d.Body == nil) {
+						t.Errorf("%s %.80s of %s: got %s, want it without %s", c.path, c.body, engine, got, s)
+					}
+				}
+				end(&d, 200)
+			}
+		}
+	}
+}
+
 // Where tenants are not required, requests that have none share a cache, which is not a
 // tenant's, whatever they write.
 func TestRequestsWithoutATenantShareACache(t *testing.T) {
@@ -319,13 +368,13 @@ func TestBothLegsAreSalted(t *testing.T) {
 		if err != nil || parsed.CacheSalt() != TenantSalt("a", nil) {
 			t.Errorf("prefill: got %s %v, want salt %s", raw, err, TenantSalt("a", nil))
 		}
-		if r.Header.Get("X-Tenant")+r.Header.Get("X-Cache-Salt") != "" {
-			t.Errorf("prefill: got headers %v, want none that names a tenant", r.Header)
+		if r.Header.Get("X-Tenant")+r.Header.Get("X-Cache-Salt")+r.Header.Get("X-Smg-Routing-Key") != "" {
+			t.Errorf("prefill: got headers %v, want none that names a tenant or a place in the queue", r.Header)
 		}
 	}
 	r := &extproc.Request{
 		ID: "r", Method: "POST", Path: "/v1/completions", Body: []byte(`{"model":"demo","prompt":[` + strings.Repeat("1,", 400) + `1]}`),
-		Headers: []extproc.Header{{Name: saltHeader, Value: "a"}, {Name: "x-cache-salt", Value: TenantSalt("b", nil)}},
+		Headers: []extproc.Header{{Name: saltHeader, Value: "a"}, {Name: "x-cache-salt", Value: TenantSalt("b", nil)}, {Name: "x-smg-routing-key", Value: "k"}},
 	}
 	d := p.Decide(t.Context(), r)
 	defer end(&d, 200)
@@ -349,7 +398,7 @@ func TestTenantSalts(t *testing.T) {
 			}
 		}
 	}
-	if want := "x-tenant x-cache-salt"; strings.Join(newBench(t, "tenants: {salt_header: X-Tenant}\n").cfg.Tenants.Headers(), " ") != want {
+	if want := "x-tenant x-cache-salt x-smg-routing-key"; strings.Join(newBench(t, "tenants: {salt_header: X-Tenant}\n").cfg.Tenants.Headers(), " ") != want {
 		t.Errorf("want headers %s", want)
 	}
 }

@@ -33,6 +33,8 @@ const (
 	FieldMMHashes
 	FieldMMContentHashes
 	FieldSessionParams
+	FieldSessionID
+	FieldRoutingKey
 	FieldStream
 	FieldStreamOptions
 	FieldMaxTokens
@@ -83,7 +85,7 @@ const (
 
 var fieldNames = [numFields]string{"model", "messages", "prompt", "prompt_embeds", "input", "text", "input_ids", "input_embeds", "token_ids",
 	"system", "instructions", "tools", "tool_choice", "documents", "chat_template", "chat_template_kwargs", "add_generation_prompt",
-	"continue_final_message", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "reasoning_effort", "reasoning", "features", "content_parts", "mm_hashes", "mm_content_hashes", "session_params", "stream",
+	"continue_final_message", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "reasoning_effort", "reasoning", "features", "content_parts", "mm_hashes", "mm_content_hashes", "session_params", "session_id", "routing_key", "stream",
 	"stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of", "sampling_params", "cache_salt", "extra_key",
 	"lora_path", "kv_transfer_params", "disaggregated_params", "conversation", "previous_response_id", "vllm_xargs", "bootstrap_room", "routed_dp_rank",
 	"data_parallel_rank", "ec_transfer_params", "request_id", "bootstrap_host", "bootstrap_port", "disagg_prefill_dp_rank", "bootstrap_pair_key",
