@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 84608
+	totalLimit = 84610
 	totalGoal  = 62000
 )
 
@@ -44,8 +44,9 @@ var rooms = []struct {
 	// 20 for a bound of a folder's templates together (bpe/config.go).
 	// 11 for the pace of comparisons, which each connection to an event port started (shape/checker.go).
 	// 12 for a bound of pairs that share a place of the merge table: a file could load for hours (bpe/merges.go).
+	// 2 for what the words of the hash protect from (bpe/store.go).
 	// 19 for the fields that this checks, and for min_tokens above the rest of the context (body/field.go, shape/vllm.go).
-	{"tokens", 28853, 22000, []string{"internal/tokens"}},
+	{"tokens", 28855, 22000, []string{"internal/tokens"}},
 	{"fleet", 4734, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	{"observe", 1659, 1300, []string{"internal/observe"}},

@@ -104,8 +104,10 @@ const (
 	mulC = 0x9e3779b97f4a7c15
 )
 
-// hashSeed is random per process, so that clients cannot prepare collisions. It affects only time: every hit compares the bytes.
-var hashSeed = rand.Uint64()
+// The words are random per process: a file whose tokens begin with a known one (the product is 0) would put all of them in
+// one place of the vocabulary. Caches and the table of short tokens have known words too, but buckets of a fixed size:
+// chosen text can evict others' entries of caches, no more. Words affect only time: every hit compares the bytes.
+var hashSeed, hashA, hashB = rand.Uint64(), rand.Uint64(), rand.Uint64()
 
 func fold(a, b uint64) uint64 {
 	hi, lo := bits.Mul64(a, b)
@@ -120,18 +122,18 @@ func hashBytes(b []byte) uint64 {
 	case n > 16:
 		tail := b[n-16:]
 		for len(b) > 16 {
-			h = fold(binary.LittleEndian.Uint64(b)^mulA, binary.LittleEndian.Uint64(b[8:16])^h)
+			h = fold(binary.LittleEndian.Uint64(b)^hashA, binary.LittleEndian.Uint64(b[8:16])^h)
 			b = b[16:]
 		}
-		return fold(fold(binary.LittleEndian.Uint64(tail)^mulB, binary.LittleEndian.Uint64(tail[8:])^h), mulC)
+		return fold(fold(binary.LittleEndian.Uint64(tail)^hashB, binary.LittleEndian.Uint64(tail[8:])^h), mulC)
 	case n >= 8:
-		return fold(fold(binary.LittleEndian.Uint64(b)^mulA, binary.LittleEndian.Uint64(b[n-8:])^h), mulB)
+		return fold(fold(binary.LittleEndian.Uint64(b)^hashA, binary.LittleEndian.Uint64(b[n-8:])^h), hashB)
 	case n >= 4:
 		x := uint64(binary.LittleEndian.Uint32(b))<<32 | uint64(binary.LittleEndian.Uint32(b[n-4:]))
-		return fold(fold(x^mulA, h), mulB)
+		return fold(fold(x^hashA, h), hashB)
 	case n > 0:
 		x := uint64(b[0])<<16 | uint64(b[n>>1])<<8 | uint64(b[n-1])
-		return fold(fold(x^mulA, h), mulB)
+		return fold(fold(x^hashA, h), hashB)
 	}
 	return h
 }

@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -69,6 +70,47 @@ func TestStoreOverItsTurns(t *testing.T) {
 		c.put(1, key, make([]uint32, 3))
 		if _, ok := c.get(1, key); ok != want {
 			t.Errorf("a text of %d bytes: %v, want %v", n, ok, want)
+		}
+	}
+}
+
+// TestTokensDoNotMeet: with a hash whose words a file knows, tokens that begin or end with one of them share a place whatever the
+// seed is: 200,000 of them loaded for minutes, and each search for one took as many steps.
+func TestTokensDoNotMeet(t *testing.T) {
+	const n = 20_000
+	word := func(k uint64) []byte { return binary.LittleEndian.AppendUint64(nil, k) }
+	for name, token := range map[string]func(i uint64) []byte{
+		"that begin with the first word":          func(i uint64) []byte { return append(word(mulA), word(i)...) },
+		"that begin with its complement":          func(i uint64) []byte { return append(word(^uint64(mulA)), word(i)...) },
+		"whose last 16 bytes begin with a word":   func(i uint64) []byte { return slices.Concat(word(i), word(mulB), word(i)) },
+		"whose first 32 bytes begin with a word":  func(i uint64) []byte { return slices.Concat(word(i), word(0), word(mulA), word(i), word(7), word(8)) },
+		"that are numbers":                        func(i uint64) []byte { return fmt.Appendf(nil, "%d", i) },
+		"that are numbers behind many equal ones": func(i uint64) []byte { return fmt.Appendf(nil, "%080d", i) },
+	} {
+		l := tokenList{}
+		for i := range n {
+			if err := l.add(token(uint64(i)), uint32(i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v := &vocab{slots: make([]uint32, 2*1<<15), start: make([]uint32, n+1), blob: l.raw}
+		for i, e := range l.entries {
+			v.start[i+1] = e.to
+		}
+		farthest := uint64(0)
+		for i := range uint32(n) {
+			if b := v.bytes(i); v.put(i) {
+				h := hashBytes(b)
+				farthest = max(farthest, (v.search(h, b)-h)&uint64(len(v.slots)-1))
+			} else {
+				t.Fatalf("tokens %s: token %d repeats another one", name, i)
+			}
+			if farthest > 200 {
+				break
+			}
+		}
+		if farthest > 200 {
+			t.Errorf("tokens %s: one is %d slots from its place, want at most 200", name, farthest)
 		}
 	}
 }
