@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	zmq "github.com/go-zeromq/zmq4"
@@ -595,45 +596,70 @@ func FuzzHandshake(f *testing.F) {
 	})
 }
 
-// steadyConn sends a message of one empty frame every interval, and counts its reads. A read
-// returns all messages of the time since the last one; if there is none it waits for one.
-type steadyConn struct {
+// timedConn sends messages of one empty frame at the given times. A read returns all that were sent
+// since the last one; if there are none it waits for one.
+type timedConn struct {
 	net.Conn
-	next     time.Time
-	interval time.Duration
-	reads    int
+	at     []time.Time
+	reads  int
+	oldest time.Duration // the longest time that a sent message was not read
 }
 
-func (s *steadyConn) SetReadDeadline(time.Time) error { return nil }
+func (s *timedConn) SetReadDeadline(time.Time) error { return nil }
 
-func (s *steadyConn) Read(b []byte) (n int, err error) {
+func (s *timedConn) Read(b []byte) (n int, err error) {
 	s.reads++
-	time.Sleep(time.Until(s.next))
-	for now := time.Now(); !s.next.After(now) && n+2 <= len(b); n += 2 {
-		s.next = s.next.Add(s.interval)
+	if len(s.at) == 0 {
+		return 0, io.EOF
+	}
+	s.oldest = max(s.oldest, time.Since(s.at[0]))
+	time.Sleep(time.Until(s.at[0]))
+	for now := time.Now(); len(s.at) > 0 && !s.at[0].After(now) && n+2 <= len(b); n += 2 {
+		s.at = s.at[1:]
 		copy(b[n:], appendFrame(nil, 0, nil))
 	}
 	return n, nil
 }
 
-// One read serves several messages that come fast.
+// One read serves several messages that come fast, which wait for at most 2 ms; rare ones do not wait.
 func TestReadsAreGathered(t *testing.T) {
-	const messages, most = 100, 30
-	receive := func(gather time.Duration) (*Conn, *steadyConn) {
-		s := &steadyConn{next: time.Now(), interval: 500 * time.Microsecond}
-		c := &Conn{nc: s, opt: Options{Gather: gather}.withDefaults(), buf: make([]byte, 4096)}
-		for range messages {
-			if _, err := c.Recv(time.Time{}); err != nil {
-				t.Fatal(err)
+	const messages = 100
+	receive := func(gather time.Duration, interval func(i int) time.Duration) (s *timedConn) {
+		synctest.Test(t, func(t *testing.T) {
+			s = &timedConn{}
+			at := time.Now().Add(time.Second)
+			for i := range messages {
+				s.at = append(s.at, at)
+				at = at.Add(interval(i))
 			}
+			c := &Conn{nc: s, opt: Options{Gather: gather}.withDefaults(), buf: make([]byte, 4096)}
+			for range messages {
+				if _, err := c.Recv(time.Time{}); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(50 * time.Microsecond) // handling it
+			}
+		})
+		return s
+	}
+	every := func(d time.Duration) func(int) time.Duration { return func(int) time.Duration { return d } }
+	for _, c := range []struct {
+		name     string
+		gather   time.Duration
+		interval func(i int) time.Duration
+		reads    int
+		oldest   time.Duration
+	}{
+		{"fast, by default", 0, every(500 * time.Microsecond), messages / 4, 2 * time.Millisecond},
+		{"fast, gathered for 5 ms", 5 * time.Millisecond, every(500 * time.Microsecond), messages / 10, 5 * time.Millisecond},
+		{"fast, without gathering", -1, every(500 * time.Microsecond), messages, 0},
+		{"rare", 0, every(4 * time.Millisecond), messages, 0},
+		{"a rare one after two fast ones", 0, func(i int) time.Duration { return time.Duration(i%2*20+1) * time.Millisecond }, messages, 0},
+	} {
+		s := receive(c.gather, c.interval)
+		if s.reads > c.reads+2 || s.oldest > c.oldest {
+			t.Errorf("%s: got %d reads, the longest wait %v, want at most %d and %v", c.name, s.reads, s.oldest, c.reads+2, c.oldest)
 		}
-		return c, s
-	}
-	if _, s := receive(5 * time.Millisecond); s.reads > most {
-		t.Errorf("got %d reads for %d messages, want at most %d", s.reads, messages, most)
-	}
-	if c, _ := receive(-1); c.fast {
-		t.Error("without gathering: got a delayed read, want none")
 	}
 }
 
