@@ -129,13 +129,11 @@ func (m *memoShard) get(dst []uint32, h uint64, key []byte) (_ []uint32, ok, kee
 // sides together are the words of the whole text. So the ids of a segment between two cuts can be cached.
 //
 // The rules, which TestCutsAreSafe checks for each splitter on random text:
-//   - An ASCII letter before an ASCII blank, symbol or punctuation other than an
-//     apostrophe. No alternative of any pattern goes over from one to the other;
-//     the apostrophe could begin a contraction that belongs to the word.
+//   - An ASCII letter before an ASCII blank, symbol or punctuation other than an apostrophe. No alternative of any
+//     pattern goes over from one to the other; the apostrophe could begin a contraction that belongs to the word.
 //   - A letter of another script before a space or Chinese punctuation.
-//   - A line end before anything but white space (and slashes, where punctuation
-//     takes slashes after line ends), unless the pattern is GPT-2's, whose white
-//     space looks at what follows.
+//   - A line end before anything but white space (and slashes, where punctuation takes slashes after line ends),
+//     unless the pattern is GPT-2's, whose white space looks at what follows.
 //   - In SentencePiece models, before a space that follows a non-space.
 //
 // A code point is quiet if NFC never changes it or joins it to another one. Text that is not normalized yet is cut only
@@ -158,11 +156,10 @@ const (
 	cutWide // a non-ASCII byte is involved: wideCut decides
 )
 
-// Of the possible cuts, a hash of the bytes before them selects some, so that the same text is cut
-// at the same places wherever it begins. Segments have about these lengths in bytes.
+// Of the possible cuts, a hash of the bytes before selects some, so that equal text is cut alike wherever it begins.
 const (
-	minSegment = 192
-	maxSegment = 768
+	minSegment = 192 // bytes
+	maxSegment = 768 // or the next cut after it
 )
 
 // newCutter returns nil if the splitter's text cannot be cut. With raw, text is cut that is not normalized yet.

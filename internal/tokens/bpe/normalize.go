@@ -19,7 +19,7 @@ const (
 	hangulCount                        = hangulLs * hangulVs * hangulTs
 )
 
-// The maps are asked only about code points whose class has clsDecomposes or clsSecond.
+// The maps are asked only about code points with clsDecomposes or clsSecond: seldom, as text in NFC is left as it is.
 var (
 	decomposition = map[rune][]rune{}
 	composition   = map[[2]rune]rune{}

@@ -184,6 +184,8 @@ func (r *windowRules) starts(w *lanes, s string, i, size int) (start uint64, who
 		}
 	}
 
+	// The bytes up to a place decide whether a word starts there, in white space those after it too (contractions and
+	// slashes: below). So of white space at the window's end only the first place, above the last solid one, is certain.
 	certain := ^uint64(0)
 	if space>>(size-1) != 0 {
 		certain = upTo(bits.Len64(solid) + 1)
@@ -214,7 +216,8 @@ func (r *windowRules) starts(w *lanes, s string, i, size int) (start uint64, who
 	return start & certain, ^certain == 0 && i+size == len(s)
 }
 
-// afterLines returns the set of the blanks that start a word after the last line end of a run of white space.
+// afterLines returns the blanks that start a word after the last line end of a run of white space. A run of blanks has at
+// most one bit of rest, its first, so the sum carries to the byte after the run. If that ends a line, no word starts.
 func afterLines(line, blank uint64) uint64 {
 	rest := blank & (line << 1)
 	absorbed := (rest + blank) &^ blank & line
