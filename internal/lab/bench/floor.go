@@ -20,8 +20,7 @@ import (
 	"github.com/kvlane/kvlane/envoy"
 )
 
-// floor speaks ext_proc with the generated code and makes no decision: it picks round robin
-// and echoes what the protocol requires.
+// floor speaks ext_proc with the generated code and makes no decision: it picks round robin and echoes what is required.
 type floor struct {
 	extprocv3.UnimplementedExternalProcessorServer
 
@@ -36,10 +35,12 @@ func runFloor(ctx context.Context, socket, addresses string) error {
 	if err != nil {
 		return err
 	}
-	g := grpc.NewServer(grpc.MaxRecvMsgSize(64<<20), grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(4<<20))
+	// the transport is Kvlane's (extproc.GRPCOptions), but for the pool of buffers: gRPC's own clears those that it reuses
+	g := grpc.NewServer(grpc.MaxRecvMsgSize(64<<20), grpc.InitialWindowSize(256<<10), grpc.InitialConnWindowSize(32<<20), grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10), grpc.NumStreamWorkers(32))
 	extprocv3.RegisterExternalProcessorServer(g, f)
 	alive := health.NewServer()
-	alive.SetServingStatus("liveness", grpc_health_v1.HealthCheckResponse_SERVING) // the bootstrap's health check asks for it
+	alive.SetServingStatus("liveness", grpc_health_v1.HealthCheckResponse_SERVING) // the bootstrap's health check, BUFFERED
+	alive.SetServingStatus("readiness", grpc_health_v1.HealthCheckResponse_SERVING)
 	grpc_health_v1.RegisterHealthServer(g, alive)
 	xds := envoy.NewXDS()
 	xds.Register(ctx, g)

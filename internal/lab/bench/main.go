@@ -116,9 +116,9 @@ func (o *options) mode(ctx context.Context, list engines, seen, whole *text, mod
 		text *text
 		rows []row
 	}
-	loads := []load{{seen, rows}}
+	loads := []load{{seen, append(slices.Clip(rows), busy)}}
 	if mode == "BUFFERED" {
-		loads = []load{{seen, append(slices.Clip(rows), busy)}, {whole, rows}, {fresh(seen), rows[:2]}}
+		loads = append(loads, load{whole, rows}, load{fresh(seen), rows[:2]})
 	}
 	wants := func(name string, t *text, r row) bool {
 		return (name == "kvlane" || t == seen) && o.only.MatchString(fmt.Sprintf("%s %s %s, %s", mode, name, t.name, r.name))
