@@ -3,9 +3,10 @@ second of processor time.
 
 Usage: reference.py TEXTS MODEL..., where TEXTS has one file per kind of text with a JSON list of prompts, and each MODEL is a
 folder with tokenizer.json.gz. Cold is the first pass with a fresh tokenizer, the better of two; known is the sum over the
-prompts of the best of five later passes, like the Go side. Hugging Face's library, which is slow, encodes fewer prompts.
+prompts of the best of five later passes, like the Go side. Hugging Face's library encodes fewer prompts up to 0.x, which is
+slow. TEXTS/MODEL.KIND.ids has the SHA-256 of Kvlane's ids of each prompt; kinds whose ids differ are marked DIFFERS.
 """
-import gzip, importlib.metadata, importlib.util, json, os, sys, tempfile, time
+import array, gzip, hashlib, importlib.metadata, importlib.util, json, os, sys, tempfile, time
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["RAYON_NUM_THREADS"] = "1"
@@ -16,20 +17,20 @@ def hugging_face(path):
     import tokenizers
 
     tok = tokenizers.Tokenizer.from_file(path)
-    return lambda text: tok.encode(text, add_special_tokens=False)
+    return lambda text: tok.encode(text, add_special_tokens=False), lambda e: array.array("I", e.ids).tobytes()
 
 
 def fastokens(path):
     import fastokens
 
     tok = fastokens.Tokenizer.from_file(path)
-    return lambda text: tok.encode_batch_flat([text])
+    return lambda text: tok.encode_batch_flat([text]), lambda e: e[0]
 
 
 def gigatoken(path):
     import gigatoken
 
-    return gigatoken.Tokenizer(path).encode
+    return gigatoken.Tokenizer(path).encode, lambda e: e.astype("<u4").tobytes()
 
 
 def once(encode, prompts):
@@ -45,10 +46,11 @@ def rates(load, path, prompts):
     best = lambda passes: sum(len(p.encode()) for p in prompts) * 1e3 / sum(map(min, zip(*passes)))
     colds = []
     for _ in range(2):
-        encode = load(path)
+        encode, ids = load(path)
         encode("x y z")  # what the library makes on first use
         colds.append(once(encode, prompts))
-    return best(colds), best([once(encode, prompts) for _ in range(5)])
+    sums = [hashlib.sha256(ids(encode(p))).hexdigest() for p in prompts]
+    return best(colds), best([once(encode, prompts) for _ in range(5)]), sums
 
 
 for name, module, load, most in (
@@ -58,7 +60,10 @@ for name, module, load, most in (
 ):
     if importlib.util.find_spec(module) is None:
         continue
-    print(f"{name} {importlib.metadata.version(module)}, MB per CPU-second, cold/known:")
+    version = importlib.metadata.version(module)
+    if not version.startswith("0."):
+        most = None
+    print(f"{name} {version}, MB per CPU-second, cold/known:")
     for model in sys.argv[2:]:
         with gzip.open(os.path.join(model, "tokenizer.json.gz")) as f, tempfile.NamedTemporaryFile(suffix=".json") as plain:
             plain.write(f.read())
@@ -66,5 +71,8 @@ for name, module, load, most in (
             cells = []
             for kind in KINDS:
                 with open(os.path.join(sys.argv[1], kind + ".json"), encoding="utf-8") as f:
-                    cells.append("%s %.3g/%.3g" % (kind, *rates(load, plain.name, json.load(f)[:most])))
+                    cold, known, sums = rates(load, plain.name, json.load(f)[:most])
+                with open(os.path.join(sys.argv[1], f"{os.path.basename(model)}.{kind}.ids"), encoding="utf-8") as f:
+                    differs = "" if f.read().split()[: len(sums)] == sums else " DIFFERS"
+                cells.append(f"{kind} {cold:.3g}/{known:.3g}{differs}")
         print(f"  {os.path.basename(model)}: " + "  ".join(cells), flush=True)

@@ -1,7 +1,9 @@
 package bpe
 
 import (
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -181,7 +183,7 @@ func prompts(s string) []string {
 // over the prompts, words keeps only the word caches, as for known words in a new order, and warm
 // keeps everything. KVLANE_BENCH_TEXTS is a folder of KIND.json, a list of prompts each, that are
 // measured in place of the built-in ones; those that are missing are written, so that another
-// library can be measured on the same texts.
+// library can be measured on the same texts, and MODEL.KIND.ids with the SHA-256 of the ids of each prompt.
 func BenchmarkEncode(b *testing.B) {
 	kinds := benchKinds(b)
 	if dir := os.Getenv("KVLANE_BENCH_TEXTS"); dir != "" {
@@ -211,6 +213,11 @@ func BenchmarkEncode(b *testing.B) {
 			for _, p := range kinds[kind] {
 				total += len(p)
 			}
+			if dir := os.Getenv("KVLANE_BENCH_TEXTS"); dir != "" {
+				if err := os.WriteFile(filepath.Join(dir, name+"."+kind+".ids"), idSums(b, tok, kinds[kind]), 0o600); err != nil {
+					b.Fatal(err)
+				}
+			}
 			for _, state := range []string{"cold", "words", "warm"} {
 				b.Run(fmt.Sprintf("%s/%s/%s", name, kind, state), func(b *testing.B) {
 					benchEncode(b, tok, kinds[kind], state)
@@ -219,6 +226,24 @@ func BenchmarkEncode(b *testing.B) {
 			}
 		}
 	}
+}
+
+// idSums returns a line for each prompt, the SHA-256 of its ids in four bytes each, little endian.
+func idSums(b *testing.B, tok *Tokenizer, prompts []string) []byte {
+	b.Helper()
+	var lines []byte
+	for _, p := range prompts {
+		ids, err := tok.Encode(nil, p, false)
+		if err != nil {
+			b.Fatal(err)
+		}
+		raw := []byte{}
+		for _, id := range ids {
+			raw = binary.LittleEndian.AppendUint32(raw, id)
+		}
+		lines = fmt.Appendf(lines, "%x\n", sha256.Sum256(raw))
+	}
+	return lines
 }
 
 func benchEncode(b *testing.B, tok *Tokenizer, prompts []string, state string) {
