@@ -71,5 +71,5 @@ echo "of that Kvlane's own part, from the answer to the decision, in process:"
 show ./internal/decide '^BenchmarkFromPrefillAnswerToDecision$' 1s
 echo
 CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w' -o "$tools/bin/kvlane-bench" ./cmd/kvlane
-go build -o "$tools/bin/bench" ./internal/lab/bench
+go build -tags grpcnotrace -o "$tools/bin/bench" ./internal/lab/bench
 "$tools/bin/bench" -kvlane "$tools/bin/kvlane-bench" -envoy "$ENVOY" -length "${LENGTH:-3s}"
