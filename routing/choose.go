@@ -47,6 +47,8 @@ type choice struct {
 	turn                             uint8
 	brings                           int64
 	key                              Key
+	tenant                           Key   // with Query.Share
+	sequences                        int64 // 0 without
 	conversation                     uint32
 	firstTurn, keepBinding, implicit bool
 	held, unmet, anywhere            bool // anywhere: any target that gets capacity will do
@@ -70,6 +72,7 @@ type decision struct {
 	// unreported is set if a candidate has no fresh report and the policy needs one.
 	unreported bool
 	softCap    int64
+	share      share
 	// returning is Policy.Returning's r.
 	returning float64
 	// oneShot is how much of Cost.OneShot's rule applies, 0 to 1.
@@ -98,6 +101,9 @@ func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanatio
 	}
 	if d.crowded() {
 		return choice{}, &HeldError{Slot: NoSlot, New: true, Queue: d.out.models.Live, RetryAfter: programIdle}
+	}
+	if d.exceeds() {
+		return choice{}, d.aboveShare()
 	}
 	if d.pinned() || d.sticky() {
 		return d.done()
@@ -135,6 +141,9 @@ func (d *decision) refusal() error {
 		if reason.busy() {
 			busy += d.counts[reason]
 		}
+	}
+	if busy > 0 && d.exceeds() {
+		return d.aboveShare()
 	}
 	if busy > 0 {
 		return &CapacityError{Pool: d.req.pool, Counts: d.counts, RetryAfter: d.r.RetryAfter(0)}

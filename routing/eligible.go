@@ -58,6 +58,9 @@ func (d *decision) eligible() {
 	d.cands = r.cands[:0]
 	d.counts = [NumReasons]int{}
 	d.bestOverlap, d.unreported = 0, false
+	if d.share = (share{}); d.q.Share > 0 && d.req.leg == mainLeg && d.req.policy.Limits.MaxActive > 0 {
+		d.out.tenant, d.out.sequences = r.config.keyOf(d.q.Tenant), sequences(d.q.Sequences)
+	}
 	for pos, slot := range r.order {
 		t := &r.targets[slot]
 		// Entries are built in place to save a copy; one that is not eligible is removed again.
@@ -67,6 +70,9 @@ func (d *decision) eligible() {
 		reason := d.admit(slot, t, known, c, &limits)
 		d.counts[reason]++
 		d.ex.row(d, c, reason)
+		if d.out.sequences > 0 && (reason == eligible || reason >= ReasonSubset && reason != ReasonSuspended) {
+			d.tally(t)
+		}
 		if reason != eligible {
 			d.cands = d.cands[:len(d.cands)-1]
 			continue

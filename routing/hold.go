@@ -44,7 +44,9 @@ type HeldError struct {
 	// Slot is the target, Target its name. With NoSlot any target that gets capacity will do, and Target reads so.
 	Slot   kvindex.Slot
 	Target string
-	New    bool // the programs that have begun fill the memory of all, see Config.KVTokens; Queue is their tokens
+	Above  bool   // its tenant has its share of the places, see Query.Share
+	Tenant string // of the request, if Above
+	New    bool   // the programs that have begun fill the memory of all, see Config.KVTokens; Queue is their tokens
 	// Queue is the number of uncached tokens queued there.
 	Queue int64
 	// Unmet is set if no target meets Query.TTFT, see UnmetQueue.
@@ -58,6 +60,9 @@ func (e *HeldError) Error() string {
 	if e.New {
 		return fmt.Sprintf("held: the conversations that have begun use %d tokens of KV cache; retry after %s", e.Queue, e.RetryAfter)
 	}
+	if e.Above {
+		return fmt.Sprintf("held: its tenant has its share of the places; retry after %s", e.RetryAfter)
+	}
 	return fmt.Sprintf("held: %s has %d tokens queued; retry after %s", e.Target, e.Queue, e.RetryAfter)
 }
 
@@ -66,7 +71,14 @@ func (e *HeldError) Lane(class string) Lane {
 	if e.Slot != NoSlot {
 		class = ""
 	}
-	return Lane{Class: class, Slot: e.Slot, Unmet: e.Unmet, New: e.New}
+	if e.Above {
+		class += "\x00" + e.Tenant
+	}
+	return Lane{Class: class, Slot: e.Slot, Unmet: e.Unmet, New: e.New, Above: e.Above}
+}
+
+func (d *decision) aboveShare() error {
+	return &HeldError{Slot: NoSlot, Above: true, Tenant: d.q.Tenant, RetryAfter: d.r.RetryAfter(0)}
 }
 
 func (r *Router) heldError(c *choice) error {

@@ -61,6 +61,9 @@ type reservation struct {
 	Unnamed      bool `json:"unnamed,omitempty"`
 	// program is the live conversation that the request is a turn of, with Config.KVTokens.
 	program programKey
+	// Tenant has as many places as Sequences on Decode, with Query.Share.
+	Tenant    Key   `json:"tenant,omitzero"`
+	Sequences int64 `json:"sequences,omitempty"`
 	// serial makes the ids of a reused entry differ.
 	serial   uint32
 	remote   remoteLink
@@ -151,6 +154,9 @@ func (r *Router) apply(res *reservation, sign int64) {
 		d := &t.load
 		d.KV += sign * res.KV
 		d.Active += sign
+		if res.Sequences > 0 {
+			t.tenants.book(res.Tenant, sign*res.Sequences)
+		}
 		if res.Prefill == NoSlot {
 			d.Work += sign * res.Miss
 			if res.Phase == computing {

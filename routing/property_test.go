@@ -53,6 +53,8 @@ func drawQuery(t *rapid.T, id, n int) *Query {
 	}
 	q.TTFT = time.Duration(rapid.SampledFrom([]int{0, 0, 100, 1000, 5000}).Draw(t, "ttft")) * time.Millisecond
 	q.Whole = rapid.IntRange(0, 3).Draw(t, "whole") == 0
+	q.Tenant, q.Share = rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "tenant"), rapid.SampledFrom([]float64{0, 0.4, 0.75}).Draw(t, "share")
+	q.Sequences = int64(rapid.IntRange(0, 3).Draw(t, "sequences"))
 	return q
 }
 
@@ -62,6 +64,8 @@ func drawConfig(t *rapid.T) Config {
 	cfg.Disagg.Mode = rapid.SampledFrom([]DisaggMode{ModeOff, ModeThreshold, ModeConditional, ModeCost}).Draw(t, "mode")
 	cfg.Policy.Cap.Hard = int64(rapid.IntRange(0, 6).Draw(t, "hard"))
 	cfg.Policy.Limits.MaxQueue = int64(rapid.SampledFrom([]int{0, 30000}).Draw(t, "maxQueue"))
+	cfg.Policy.Limits.MaxActive = int64(rapid.SampledFrom([]int{0, 2}).Draw(t, "maxActive"))
+	cfg.Disagg.Decode.Limits.MaxActive = cfg.Policy.Limits.MaxActive
 	cfg.Unmet = rapid.SampledFrom([]Unmet{UnmetRoute, UnmetQueue}).Draw(t, "unmet")
 	cfg.MaxConversations = rapid.IntRange(1, 15).Draw(t, "conversations")
 	cfg.MaxPrefixBlocks = rapid.IntRange(1, 40).Draw(t, "prefixBlocks")
@@ -148,8 +152,8 @@ func laws(t *rapid.T, most int, decided func(record []byte)) {
 		r.Release(now, id)
 	}
 	for s := range r.targets {
-		if r.targets[s].load != (Load{}) {
-			t.Fatalf("slot %d is left with %+v", s, r.targets[s].load)
+		if r.targets[s].load != (Load{}) || len(r.targets[s].tenants.places) > 0 {
+			t.Fatalf("slot %d is left with %+v, places %v", s, r.targets[s].load, r.targets[s].tenants.places)
 		}
 	}
 	if r.Live() != 0 {
@@ -198,7 +202,7 @@ func pickTwice(t *rapid.T, r *Router, now time.Duration, q *Query, overlaps []Ov
 		t.Fatalf("decided %+v %v, from its record %+v %v\n%s", d.Plan, err, plan, rerunErr, ex)
 	}
 	if err != nil {
-		checkRefusal(t, r, q, err)
+		checkRefusal(t, r, now, q, err)
 		return 0
 	}
 	info, ok := r.Target(plan.Decode)
@@ -220,8 +224,13 @@ func pickTwice(t *rapid.T, r *Router, now time.Duration, q *Query, overlaps []Ov
 
 // checkRefusal looks for a target that could have taken a refused request. Pins, shed
 // priorities and pools have rules of their own.
-func checkRefusal(t *rapid.T, r *Router, q *Query, err error) {
-	if _, held := errors.AsType[*HeldError](err); held && q.TTFT > 0 && r.config.Unmet == UnmetQueue {
+func checkRefusal(t *rapid.T, r *Router, now time.Duration, q *Query, err error) {
+	held, ok := errors.AsType[*HeldError](err)
+	if ok && held.Above {
+		checkShare(t, r, now, q)
+		return
+	}
+	if ok && q.TTFT > 0 && r.config.Unmet == UnmetQueue {
 		return
 	}
 	if q.Pin != nil || q.Priority < 0 || (r.config.Disagg.Mode != ModeOff && r.roles[Prefill]+r.roles[Decode] > 0) {
@@ -233,10 +242,29 @@ func checkRefusal(t *rapid.T, r *Router, q *Query, err error) {
 		switch {
 		case !x.info.Ready, x.info.Draining, x.info.Role == Prefill, x.report.known, q.Subset != nil && !q.Subset.Has(slot),
 			len(q.Exclude) > 0 && q.Exclude[0] == slot, p.Cap.Hard > 0 && x.load.Active >= p.Cap.Hard,
+			p.Limits.MaxActive > 0 && x.load.Active >= p.Limits.MaxActive,
 			p.Limits.MaxQueue > 0 && x.load.Queue >= p.Limits.MaxQueue:
 		default:
 			t.Fatalf("refused (%v) although %s has capacity: %+v", err, x.info.Target, x.load)
 		}
+	}
+}
+
+// checkShare counts the places of a request that was held for its tenant's share.
+func checkShare(t *rapid.T, r *Router, now time.Duration, q *Query) {
+	places, held := int64(0), int64(0)
+	for _, slot := range r.order {
+		if x := &r.targets[slot]; x.state == eligible && x.role != Prefill && !x.suspended(now, r.config.Policy.Limits.SuspendAfter) {
+			places += r.config.Policy.Limits.MaxActive
+		}
+	}
+	for i := range r.ledger.slab {
+		if res := &r.ledger.slab[i]; res.Sequences > 0 && res.Tenant == r.config.keyOf(q.Tenant) && r.targetOf(res.Decode, res.decodeGen) != nil {
+			held += res.Sequences
+		}
+	}
+	if held == 0 || float64(held+max(q.Sequences, 1)) <= q.Share*float64(places) {
+		t.Fatalf("held for %d of %d places with a share of %v and %d sequences", held, places, q.Share, q.Sequences)
 	}
 }
 

@@ -34,6 +34,12 @@ type Query struct {
 	Subset *SlotSet `json:"subset,omitempty"`
 	// Priority below 0 lets the request be refused early, see Limits.ShedAt.
 	Priority int `json:"priority,omitempty"`
+	// Tenant, with a Share above 0, is held (see HeldError) while it has more than this part of the places that
+	// Limits.MaxActive gives, if requests of other tenants came within 5 minutes. It may always have one.
+	Tenant string  `json:"tenant,omitempty"`
+	Share  float64 `json:"share,omitempty"`
+	// Sequences is the number of answers that the engine computes, each in a place of its own; 0 means 1.
+	Sequences int64 `json:"sequences,omitempty"`
 	// Local keeps the prefill on the decode target: the request cannot be disaggregated.
 	Local bool `json:"local,omitempty"`
 	// Waited is how long the request has been held, see Config.Hold; below 0 it is not held.
@@ -111,6 +117,8 @@ type Plan struct {
 	Matched    int64 `json:"matched"`
 	Miss       int64 `json:"miss"`
 	DecodeMiss int64 `json:"decode_miss"`
+	// Sequences is that of the Query.
+	Sequences int64 `json:"sequences,omitempty"`
 	// FirstTurn reports whether the conversation id was new. It is false without an id.
 	FirstTurn bool `json:"first_turn,omitempty"`
 	// Via is the stage that chose Decode.

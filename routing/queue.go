@@ -22,6 +22,8 @@ type Lane struct {
 	Unmet bool
 	// New is set for new programs that wait for memory (see Config.KVTokens): for a while, those that fit may overtake.
 	New bool
+	// Above is set for the waiters of a tenant that has its share of the places, see Query.Share. Class then names it too.
+	Above bool
 }
 
 // Waiter is a request that waits for capacity.
@@ -69,8 +71,8 @@ const (
 	ageing = 2000
 	// spareTenants is the least number of tenants without waiters that a band remembers.
 	spareTenants = 256
-	// perRequest is what a placed request costs its tenant and conversation in addition to its uncached tokens, for the
-	// engine's time that its answer takes.
+	// perRequest is what a placed request costs its tenant and conversation for each of its sequences in addition to its
+	// uncached tokens, for the engine's time that its answer takes.
 	perRequest = 1000
 	// maxServed bounds the conversations whose service is remembered.
 	maxServed = 1 << 16
@@ -467,7 +469,7 @@ func (q *Queue) Attained(conversation string) int64 {
 
 // Charge adds a placed request's cost in tokens to what its conversation was served. It does not keep the string.
 func (q *Queue) Charge(conversation string, plan *Plan) {
-	sum := q.Attained(conversation) + plan.Miss + perRequest
+	sum := q.Attained(conversation) + plan.served()
 	if q.served == nil || len(q.served) >= maxServed {
 		q.served, q.older = map[Key]int64{}, q.served
 	}
@@ -475,7 +477,10 @@ func (q *Queue) Charge(conversation string, plan *Plan) {
 }
 
 // Placed is the outcome of a waiter that leaves the queue with a plan.
-func Placed(plan *Plan) Outcome { return Outcome{Leaves: true, Served: plan.Miss + perRequest} }
+func Placed(plan *Plan) Outcome { return Outcome{Leaves: true, Served: plan.served()} }
+
+// served is what the request costs its tenant and conversation.
+func (p *Plan) served() int64 { return p.Miss + perRequest*sequences(p.Sequences) }
 
 // Place offers the router's free capacity to waiters. With all, waiters whose target is saturated try again too,
 // because another target may now be better, such as an idle one. While a target is idle, a waiter that stays held does
@@ -537,9 +542,15 @@ func (q *Queue) Serve(budget int, ready func(l Lane) bool, offer func(w *Waiter)
 			w.Lane = v.To
 			q.skipped = append(q.skipped, w)
 		case v.Moves && v.To != w.Lane:
-			q.leave(w)
-			w.Lane = v.To
-			q.enter(w)
+			// Above its share, a tenant has no place for its others in the lane: they must not use up the budget.
+			for g, all := w.group, v.To.Above && w.Lane.Slot == NoSlot; ; w = g.waiters[0] {
+				q.leave(w)
+				w.Lane = v.To
+				q.enter(w)
+				if !all || len(g.waiters) == 0 {
+					break
+				}
+			}
 			closed = q.lanes[v.To]
 		case v.Leaves:
 			b := q.bands[w.Priority]

@@ -149,7 +149,7 @@ func (r *Router) setOverlaps(overlaps []Overlap) {
 
 // commit books a choice, and advances cursors and conversations.
 func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan {
-	plan := Plan{Decode: main.slot, Prefill: NoSlot, RankFree: main.rankFree, Matched: main.overlap, Miss: main.miss, DecodeMiss: main.miss,
+	plan := Plan{Decode: main.slot, Prefill: NoSlot, RankFree: main.rankFree, Matched: main.overlap, Miss: main.miss, DecodeMiss: main.miss, Sequences: q.Sequences,
 		FirstTurn: main.firstTurn, Via: main.via, Degraded: main.degraded}
 	plan.Conversation = r.follow(now, q, main)
 	owed := main.queue + main.miss
@@ -162,7 +162,7 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 	t.progress.Share, t.progress.Booking = t.progress.share(now), now // once for both predictions
 	plan.PerToken = toDuration(t.perToken(now, q.PromptTokens))
 	plan.Reservation = r.book(now, reservation{Decode: plan.Decode, Prefill: plan.Prefill, Miss: plan.Miss, KV: q.PromptTokens, Owed: owed,
-		Lookup: q.Lookup, Idle: q.Idle, conversation: plan.Conversation, Unnamed: q.Conversation == ""}, !q.Whole)
+		Lookup: q.Lookup, Idle: q.Idle, Tenant: main.tenant, Sequences: main.sequences, conversation: plan.Conversation, Unnamed: q.Conversation == ""}, !q.Whole)
 	res := r.ledger.get(plan.Reservation)
 	if r.computes(res).fitOf().Seen >= learnedFrom {
 		plan.TTFT = toDuration(res.Forecast.first())

@@ -46,6 +46,8 @@ type TargetState struct {
 	Progress progress `json:"progress"`
 	// Report is the last report that was accepted.
 	Report *reported `json:"report,omitempty"`
+	// Asked is the last two tenants that may have been placed there.
+	Asked [2]asker `json:"asked,omitzero"`
 }
 
 // PoolState is what is known about a model's requests; Model is "" for requests without one.
@@ -101,7 +103,7 @@ func (r *Router) export(q *Query) *State {
 	s := &State{Config: r.config, Judged: r.judged, JudgeNext: r.judgeNext, Others: r.others, Free: append([]uint32(nil), r.ledger.free...)}
 	for _, slot := range r.order {
 		t := &r.targets[slot]
-		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Held: r.held(slot), Health: *t.health, Progress: t.progress}
+		ts := TargetState{Slot: slot, Info: t.info, Warm: t.warm, Held: r.held(slot), Health: *t.health, Progress: t.progress, Asked: t.tenants.asked}
 		if t.report.known {
 			report := t.report
 			ts.Report = &report
@@ -220,7 +222,7 @@ func importState(s *State) (*Router, error) {
 		if t.warm, *t.health, t.progress = ts.Warm, ts.Health, ts.Progress; t.health.Suspect != "" {
 			r.suspects++
 		}
-		if ts.Held > 0 {
+		if t.tenants.asked = ts.Asked; ts.Held > 0 {
 			r.queue.hold(&waiting{Waiter: Waiter{Lane: Lane{Slot: ts.Slot}, Tokens: ts.Held}}, 1)
 		}
 		if p := ts.Report; p != nil {

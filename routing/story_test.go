@@ -19,7 +19,7 @@ import (
 //	targets              one target a line: worker[/rank] [role=] [speed=] [zone=] [model=] [not-ready] [draining]
 //	remove               targets to remove, one a line
 //	pick ID [prompt=] [conv=] [overlap=(target:tokens,...)] [host=...] [spec=...] [exclude=(...)] [subset=(...)]
-//	     [pin=target] [model=] [listed=] [priority=] [waited=] [ttft=] [blocks=FROM-TO] [explain]
+//	     [pin=target] [model=] [listed=] [priority=] [waited=] [ttft=] [blocks=FROM-TO] [tenant= share=] [sequences=] [explain]
 //	spread n=N [turns=] prefix=ID [conv] [hold] and pick's arguments: counts per target; # in conv is the number / turns
 //	first-token, prefill-done, end, fail: ids, one or more
 //	report TARGET running= waiting= [kv=] [seq=] [full]
@@ -239,6 +239,12 @@ func (s *story) query(id string, args []datadriven.CmdArg) (*Query, []Overlap) {
 			}
 		case "priority":
 			q.Priority = int(s.number(first))
+		case "tenant":
+			q.Tenant = first
+		case "share":
+			q.Share, _ = strconv.ParseFloat(first, 64)
+		case "sequences":
+			q.Sequences = s.number(first)
 		case "overlap", "host", "spec":
 			for _, v := range a.Vals {
 				name, tokens, _ := strings.Cut(v, ":")

@@ -89,6 +89,7 @@ type target struct {
 	// paces are those of its model.
 	paces    *paces
 	progress progress
+	tenants  tenants
 }
 
 // SlotSet is a set of slots. The zero value is empty.

@@ -29,6 +29,7 @@ type Flow struct {
 	KVTokens    int64              `yaml:"kv_tokens" jsonschema:"minimum=0" jsonschema_description:"KV cache of one target in tokens, divided by the number of replicas of Kvlane. New conversations (with an id) then wait while those that have begun use 60 % of the memory of all targets, so that agents whose contexts exceed the memory do not all compute them anew each turn. 0: all are admitted."`
 	Fairness    string             `yaml:"fairness" jsonschema:"enum=tenant,enum=api_key,enum=model,enum=none" jsonschema_description:"Between whom capacity is shared within a priority, by tokens served: tenants (tenants.header or tenants.salt_header), API keys (only where a gateway has verified them: clients can invent keys), models, or none of them."`
 	Weights     map[string]float64 `yaml:"weights" jsonschema_description:"Shares by name of tenant or model, or by the first 16 hex digits of an API key's SHA-256; others have 1."`
+	TenantShare float64            `yaml:"tenant_share" jsonschema:"exclusiveMinimum=0,maximum=1" jsonschema_description:"Part of the places of a model's workers (routing.policy.limits.max_active of each, unbounded without) that one tenant may hold while others have sent requests within 5 minutes: further ones wait though places are free. For a tenant with the weight w, s*w/(s*w+1-s). A tenant may always have one. 1: no bound."`
 	Order       string             `yaml:"order" jsonschema:"enum=shortest,enum=least_served,enum=arrival" jsonschema_description:"Order within a tenant: fewest uncached tokens first, fewest tokens served to the conversation so far first (both less 2,000 for each second of waiting), or first in first out."`
 	Bands       []Band             `yaml:"bands" jsonschema_description:"Bounds and models of single priorities. The priority of a request comes from x-kvlane-priority (with routing.trust_overrides) or an objective (routing.trust_objectives), else from the band that lists its model, else it is 0."`
 }
@@ -43,11 +44,20 @@ type Band struct {
 }
 
 func defaultFlow() Flow {
-	return Flow{Bytes: 128 << 20, Timeout: Duration(30 * time.Second), Hold: 8192, Fairness: FairTenant, Order: OrderShort}
+	return Flow{Bytes: 128 << 20, Timeout: Duration(30 * time.Second), Hold: 8192, Fairness: FairTenant, TenantShare: 0.75, Order: OrderShort}
 }
 
 // Waits reports whether requests may wait in Kvlane.
 func (c *Config) Waits() bool { return c.Routing.Wait.Requests > 0 || c.Flow.Requests > 0 }
+
+// Bounded reports whether tenants may hold a part of the places only.
+func (f *Flow) Bounded() bool { return f.Requests > 0 && f.TenantShare < 1 && f.Fairness != FairNone }
+
+// Share is the part of the places that a tenant may hold: TenantShare against others of weight 1.
+func (f *Flow) Share(tenant string) float64 {
+	s := f.TenantShare * cmp.Or(f.Weights[tenant], 1)
+	return s / (s + 1 - f.TenantShare)
+}
 
 // SetBounds gives a queue the bounds of the configuration.
 func (c *Config) SetBounds(q *routing.Queue) {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ flow:
   zero_workers: 2m
   fairness: luck
   weights: {a: 0}
+  tenant_share: 1.5
   bands:
   - {priority: 1, models: [m], timeout: 90s}
   - {priority: 1, models: [m]}
@@ -27,9 +29,10 @@ flow:
 		`k.yaml:6:17: flow.zero_workers: 2m0s: Envoy waits for 1m0s only (envoy.message_timeout)`,
 		`k.yaml:7:13: flow.fairness: "luck" is not one of tenant, api_key, model, none`,
 		`k.yaml:8:16: flow.weights.a: 0 is not above 0 and at most 1000000`,
-		`k.yaml:10:41: flow.bands[0].timeout: 1m30s: Envoy waits for 1m0s only (envoy.message_timeout)`,
-		`k.yaml:11:16: flow.bands[1].priority: 1 is the priority of another band`,
-		`k.yaml:11:28: flow.bands[1].models[0]: "m" is in another band`)
+		`k.yaml:9:17: flow.tenant_share: 1.5 must be at most 1`,
+		`k.yaml:11:41: flow.bands[0].timeout: 1m30s: Envoy waits for 1m0s only (envoy.message_timeout)`,
+		`k.yaml:12:16: flow.bands[1].priority: 1 is the priority of another band`,
+		`k.yaml:12:28: flow.bands[1].models[0]: "m" is in another band`)
 	if _, err := Parse("k.yaml", []byte("flow: {timeout: 1h}\n")); err != nil {
 		t.Errorf("got %v without a queue, want no problem", err)
 	}
@@ -61,6 +64,21 @@ func TestWarningsOfFlow(t *testing.T) {
 		}
 		if all := strings.Join(got, "\n"); want == "" && all != "" || !strings.HasPrefix(all, want) {
 			t.Errorf("%s: got %q, want %q", text, all, want)
+		}
+	}
+}
+
+// A weight changes the odds between a tenant and the others, so that no weight allows all places or none.
+func TestShareOfATenant(t *testing.T) {
+	f := &Flow{Requests: 1, TenantShare: 0.75, Weights: map[string]float64{"gold": 4, "batch": 0.25}}
+	for tenant, want := range map[string]float64{"": 0.75, "other": 0.75, "gold": 12.0 / 13, "batch": 3.0 / 7} {
+		if got := f.Share(tenant); math.Abs(got-want) > 1e-9 {
+			t.Errorf("%q: got %v, want %v", tenant, got, want)
+		}
+	}
+	for _, off := range []Flow{{TenantShare: 0.75}, {Requests: 1, TenantShare: 1}, {Requests: 1, TenantShare: 0.75, Fairness: FairNone}} {
+		if off.Bounded() || !f.Bounded() {
+			t.Errorf("%+v: got a bound, want none", off)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -588,4 +589,92 @@ func TestIDsAreHandedOnAfterAWait(t *testing.T) {
 		running.Ticket.End(time.Now())
 		b.idle()
 	}
+}
+
+// One tenant does not hold all places with long answers while another one was seen; alone it does.
+func TestNoTenantHoldsAllPlaces(t *testing.T) {
+	for _, c := range []struct {
+		name, more string
+		seen       bool
+		evil       int // of ten requests, those that are placed
+		good       string
+	}{
+		{"others seen", "", true, 3, "placed"},
+		{"alone", "", false, 4, "499 kvlane_client_gone 0"},
+		{"switched off", ", tenant_share: 1", true, 4, "499 kvlane_client_gone 0"},
+		{"another share", ", tenant_share: 0.5", true, 2, "placed"},
+		{"a weight", ", weights: {evil: 0.1}", true, 1, "placed"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, "flow: {max_requests: 100, timeout: 1m, hold_tokens: 0"+c.more+"}\n"+
+				"tenants: {header: x-team}\nrouting: {policy: {limits: {max_active: 2}}}\n", worker("a", 0), worker("b", 0))
+			if c.seen {
+				d, _ := b.ask("/v1/completions", text("sea", 10), "x-team", "good")
+				d.Ticket.End(time.Now())
+			}
+			var evil []*asked
+			for i := range 10 {
+				evil = append(evil, b.sendBody(max(i+1-c.evil, 0), text(fmt.Sprint(i), 10), "x-team", "evil"))
+				for want := min(i+1, c.evil); b.placed() != want; runtime.Gosched() {
+				}
+			}
+			good := b.sendBody(0, text("sea", 10), "x-team", "good")
+			if c.evil == 4 {
+				b.untilWaiting(10 - 4 + 1)
+				good.stop()
+			}
+			d := <-good.done
+			if refusal(d) != c.good {
+				t.Errorf("the other tenant: got %s, want %s", refusal(d), c.good)
+			}
+			if d.Reject == nil {
+				d.Ticket.End(time.Now())
+			}
+			if got := b.placed(); got != c.evil {
+				t.Errorf("got %d requests of the first tenant placed at the end, want %d", got, c.evil)
+			}
+			// All are served, by turns.
+			var all sync.WaitGroup
+			for _, a := range evil {
+				all.Go(func() {
+					d := <-a.done
+					if d.Reject != nil {
+						t.Errorf("got %s, want a place", refusal(d))
+						return
+					}
+					d.Ticket.End(time.Now())
+				})
+			}
+			all.Wait()
+			b.idle()
+		})
+	}
+}
+
+// placed is the number of requests that are placed.
+func (b *bench) placed() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.router.Live()
+}
+
+// The answers that one request asks for count each, for the share of places and for what its tenant was served.
+func TestARequestForManyAnswersCountsThem(t *testing.T) {
+	b := newBench(t, "flow: {max_requests: 100, timeout: 20ms, hold_tokens: 0}\ntenants: {header: x-team}\nrouting: {policy: {limits: {max_active: 4}}}\n", worker("a", 0))
+	good, _ := b.ask("/v1/completions", text("sea", 10), "x-team", "good")
+	many, _ := b.ask("/v1/completions", strings.Replace(text("sea", 10), "{", `{"n":3,`, 1), "x-team", "evil")
+	if refusal(good) != "placed" || refusal(many) != "placed" {
+		t.Fatalf("got %s, %s, want both placed", refusal(good), refusal(many))
+	}
+	if d, _ := b.ask("/v1/completions", text("one", 10), "x-team", "evil"); refusal(d) != "429 kvlane_queue_timeout 1" {
+		t.Errorf("got %s, want it to wait: the tenant has 3 of 4 places", refusal(d))
+	}
+	many.Ticket.End(time.Now())
+	d, _ := b.ask("/v1/completions", text("one", 10), "x-team", "evil")
+	if refusal(d) != "placed" {
+		t.Errorf("got %s, want a place", refusal(d))
+	}
+	d.Ticket.End(time.Now())
+	good.Ticket.End(time.Now())
+	b.idle()
 }

@@ -62,6 +62,9 @@ type placed struct {
 // query builds the router's query from the request, its tokens and trusted headers.
 func (j *job) query(w *work) {
 	w.query = routing.Query{ID: j.r.ID, Model: w.in.name, Listed: w.in.listed, Conversation: j.ownConversation(w.in), PromptTokens: w.tokens.count, Prefix: j.s.prefix}
+	if w.in.known && !j.idle {
+		w.query.Sequences = w.in.body.Choices()
+	}
 	w.query.Final, w.query.Idle = j.final(w.in.body), j.idle
 	if j.cacheReads == 0 {
 		w.query.Conversation = "" // neither follows a binding nor moves it

@@ -55,6 +55,10 @@ func (w *work) choose() (*placed, *waiter, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := d.since(w.clock)
+	if flow := &d.live.Load().Flow; flow.Bounded() && !w.query.Lookup {
+		w.query.Tenant = w.flowTenant(flow)
+		w.query.Share = flow.Share(w.query.Tenant)
+	}
 	if w.replans > 0 {
 		w.query.Waited = -1
 	} else {
@@ -288,7 +292,7 @@ func (w *work) lane(err error) (routing.Lane, bool) {
 			class += q.Pin.Worker + "/" + strconv.Itoa(int(q.Pin.Rank))
 		}
 	}
-	if isHeld { // it waits for memory for a new program, not for capacity of a target
+	if isHeld { // it waits for memory for a new program, or for a place of its tenant's, not for capacity of a target
 		return held.Lane(class), true
 	}
 	return routing.Lane{Class: class, Slot: routing.NoSlot}, true

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 84610
+	totalLimit = 84746
 	totalGoal  = 62000
 )
 
@@ -39,7 +39,8 @@ var rooms = []struct {
 	// 31 for the room of batches that wait for replays, which took 9 MiB for each rank (kvindex/feed/machine.go).
 	// 23 for the states of feeds, which do not wait for events that are applied (kvindex/feed/applier.go).
 	// 127 for what prefill legs replace, which must be valid as it is: refused requests filled a prefill engine (disagg/unclear.go).
-	{"heart", 22618, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	// 119 for the share of places that a tenant may hold: long answers of one kept the others out (routing/tenants.go).
+	{"heart", 22737, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	// 80 for what the parts of a template cost: a request's template ignored the deadline, or ended the process (jinja/machine.go).
 	// 20 for a bound of a folder's templates together (bpe/config.go).
 	// 11 for the pace of comparisons, which each connection to an event port started (shape/checker.go).
@@ -51,12 +52,12 @@ var rooms = []struct {
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	{"observe", 1659, 1300, []string{"internal/observe"}},
 	// 6 for requests that vLLM refuses as too long, which are not split (decide/split.go).
-	{"decide", 3197, 1700, []string{"internal/decide"}},
+	{"decide", 3204, 1700, []string{"internal/decide"}},
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	{"lab", 11637, 11700, []string{"internal/lab"}},
 	// 31 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go), and for its texts, which filled the log.
 	// 36 for a bound of a repository's files together, and for files that killed downloads left (internal/hub/download.go).
-	{"rim", 9269, 6000, []string{
+	{"rim", 9279, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
