@@ -23,11 +23,16 @@ func heldBytes(body mem.BufferSlice) (n int64) {
 	return n
 }
 
+// largeBody is the memory of a body of 512 KiB, see heldBytes. Decisions on larger ones wait for each other, so that enough
+// of them would keep out the small ones.
+const largeBody = 640 << 10
+
 // bodies limits the number and the memory of the request bodies held by all streams of a server, those that have not arrived
 // included. It is safe for concurrent use.
 type bodies struct {
 	mu        sync.Mutex
 	maxBytes  int64 // 0: no bound
+	large     int64 // bodies of more bytes leave the last eighth of maxBytes to others; 0: none do
 	maxCount  int   // 0: no bound
 	bytes     int64
 	count     int
@@ -63,6 +68,10 @@ func (b *bodies) grow(held *int64, more int64) bool {
 
 // fit is grow. The caller holds the lock.
 func (b *bodies) fit(held *int64, more int64) bool {
+	most := b.maxBytes
+	if b.large > 0 && *held+more > b.large {
+		most -= most / 8
+	}
 	for {
 		oldest, patience := b.arriving.Front(), b.patience
 		switch {
@@ -71,7 +80,7 @@ func (b *bodies) fit(held *int64, more int64) bool {
 				oldest = other
 			}
 			patience /= 8
-		case b.bytes > *held && b.maxBytes > 0 && b.bytes+more > b.maxBytes:
+		case b.bytes > *held && b.maxBytes > 0 && b.bytes+more > most:
 		default:
 			b.set(held, *held+more)
 			return true

@@ -853,6 +853,32 @@ func TestHeadersOfAnnouncedBodiesGiveWay(t *testing.T) {
 	}
 }
 
+// Large bodies leave room for small ones, whether they come whole or in pieces.
+func TestLargeBodiesLeaveRoomForSmallOnes(t *testing.T) {
+	const most, large, small = 16 << 20, 1 << 20, 256 << 10
+	for _, piece := range []int{64 << 10, large} {
+		b := newBed(t, Options{MaxBodyBytes: most}, &recorder{})
+		taken := 0
+		for {
+			if _, status := hog(t, b, large, piece); status != 0 {
+				break
+			}
+			taken++
+		}
+		if _, held := b.srv.InFlight(); held > most/8*7 || taken < 8 {
+			t.Errorf("pieces of %d: got %d large bodies of %d bytes in all, want 8 or more within seven eighths of %d", piece, taken, held, most)
+		}
+		for i := range 4 {
+			if _, status := hog(t, b, small, 64<<10); status != 0 {
+				t.Errorf("pieces of %d: got status %d for small body %d, want it taken", piece, status, i)
+			}
+		}
+		if _, status := hog(t, b, large, piece); status != 503 {
+			t.Errorf("pieces of %d: got status %d for one more large body, want 503", piece, status)
+		}
+	}
+}
+
 func TestALargeBodyAloneIsTaken(t *testing.T) {
 	b := newBed(t, Options{MaxBodyBytes: 1000}, &recorder{})
 	if _, status := hog(t, b, 5000, 100); status != 0 {

@@ -53,7 +53,7 @@ func NewServer(o Options, h Handler) *Server {
 		handler:  h,
 		controls: newControls(o.ControlHeaders),
 		tracker:  newTracker(o.LateTickets, o.Metrics.Failure),
-		bodies:   bodies{maxBytes: o.MaxBodyBytes, maxCount: o.MaxBodies, patience: 2 * time.Second},
+		bodies:   bodies{maxBytes: o.MaxBodyBytes, large: largeBody, maxCount: o.MaxBodies, patience: 2 * time.Second},
 		health:   health.NewServer(),
 		drain:    make(chan struct{}),
 		change:   make(chan struct{}, 1),

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 84746
+	totalLimit = 84755
 	totalGoal  = 62000
 )
 
@@ -40,7 +40,8 @@ var rooms = []struct {
 	// 23 for the states of feeds, which do not wait for events that are applied (kvindex/feed/applier.go).
 	// 127 for what prefill legs replace, which must be valid as it is: refused requests filled a prefill engine (disagg/unclear.go).
 	// 119 for the share of places that a tenant may hold: long answers of one kept the others out (routing/tenants.go).
-	{"heart", 22737, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	// 9 for the bytes of bodies that large ones leave to small ones (extproc/bodies.go).
+	{"heart", 22746, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	// 80 for what the parts of a template cost: a request's template ignored the deadline, or ended the process (jinja/machine.go).
 	// 20 for a bound of a folder's templates together (bpe/config.go).
 	// 11 for the pace of comparisons, which each connection to an event port started (shape/checker.go).
