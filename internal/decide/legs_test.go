@@ -429,6 +429,50 @@ func TestALegDoesNotMakeARequestValid(t *testing.T) {
 	}
 }
 
+// Where the prompt's length is not known, or the decode leg might exceed limits.max_body, decode may refuse it.
+func TestALegIsNotSentWhereItsLengthIsUnknown(t *testing.T) {
+	ask := func(p *pools, path, rest string, split bool) {
+		t.Helper()
+		before := p.legs[0].Load() + p.legs[1].Load()
+		d := p.Decide(t.Context(), &extproc.Request{ID: "r", Method: "POST", Path: path, Body: []byte(`{"model":"demo",` + rest + `}`)})
+		if legs := p.legs[0].Load() + p.legs[1].Load() - before; d.Reject != nil || d.Endpoint != "10.0.0.9:1" || legs == 1 != split {
+			t.Errorf("%.200s: got %d legs, want split %v; %+v", rest, legs, split, d)
+		}
+		end(&d, 0)
+	}
+	prompt := func(words int) string { return `"prompt":"` + strings.Repeat(" word", words) + `"` }
+	t.Run("no tokenizer", func(t *testing.T) {
+		p := newPoolsServing(t, "nixl", "limits: {max_body: 64KiB}\n", nil)
+		p.both(answer(nixlAnswer))
+		ask(p, "/v1/completions", prompt(400), true)
+		ask(p, "/v1/completions", prompt(400)+`,"min_tokens":1`, true)
+		ask(p, "/v1/completions", prompt(400)+`,"min_tokens":2,"max_tokens":4`, false)
+		ask(p, "/v1/completions", prompt(8000), true)   // 40 kB
+		ask(p, "/v1/completions", prompt(12300), false) // 61.5 kB, and about 1 byte for each token
+	})
+	t.Run("no time", func(t *testing.T) {
+		m, err := qwen()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.SetMaxModelLen(0) // it is shared
+		served := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m}
+		served.Config.Check.Disabled = true
+		p := newPoolsServing(t, "nixl", soon, []*fleet.Model{served})
+		m.SetMaxModelLen(1000)
+		p.both(answer(nixlAnswer))
+		for range cap(p.cpu.all) {
+			p.cpu.all <- struct{}{}
+			defer func() { <-p.cpu.all }()
+		}
+		ask(p, "/v1/completions", prompt(400)+`,"max_tokens":1000`, true)
+		ask(p, "/v1/completions", prompt(400)+`,"max_tokens":1001`, false)
+		if e := p.decisions.Last(1)[0]; !strings.Contains(e.Refusal, "limits.decision_timeout") {
+			t.Errorf("got %+v, want a deadline that ended the tokenizer", e)
+		}
+	})
+}
+
 // Each prompt adds some forty bytes to both legs, so a batch of empty prompts would become many times as large as its body.
 func TestBatchesForSGLangAreBounded(t *testing.T) {
 	p := newPoolsOf(t, "sglang")

@@ -1,8 +1,10 @@
 package decide
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -79,13 +81,33 @@ func (w *work) cannotSplit() string {
 	if engine, ok := w.engine(); ok && engine.CacheUse(w.in.body).NotLoaded {
 		return "the decode engine would compute the prompt again"
 	}
-	if w.tokens.refused && !w.d.legs.Protocol.Always { // the leg asks for fewer tokens, which might fit the context
-		return "the engine would refuse it"
-	}
-	if !w.d.legs.Protocol.Always && !w.r.Fits(&legRoom) { // else it would be refused after the leg, and the prefill engine keep its blocks
-		return "its headers leave no room for those of the decode leg"
+	if !w.d.legs.Protocol.Always {
+		if why := w.refusedLater(); why != "" {
+			return why
+		}
 	}
 	return w.d.legs.Protocol.Refuses(w.in.body, w.tokens.whole())
+}
+
+// refusedLater returns why the request might be refused after its prefill leg, "" if it would not, as far as is known. The
+// leg asks for one token, so it might fit the context; and the prefill engine would keep its blocks for nothing.
+func (w *work) refusedLater() string {
+	r, perToken := w.in.body, int64(1) // of a leg's transfer parameters, at most, with 4 KiB for the rest
+	if w.d.legs.Protocol.SendsIDs {
+		perToken = 9
+	}
+	most, _ := r.MaxTokens()
+	switch {
+	case w.tokens.refused:
+		return "the engine would refuse it"
+	case w.tokens.whole() == nil && w.in.model != nil && w.in.model.Tokens != nil && most > int64(cmp.Or(w.in.model.Tokens.MaxModelLen(), math.MaxInt)):
+		return "it asks for more tokens than the context has"
+	case !w.r.Fits(&legRoom):
+		return "its headers leave no room for those of the decode leg"
+	case int64(len(r.Body))+perToken*w.tokens.count+4<<10 > int64(w.d.live.Load().Limits.MaxBody):
+		return "its body leaves no room for what the decode leg adds"
+	}
+	return ""
 }
 
 // engine returns the engine that the connector belongs to, else the model's; ok is false if neither is known.

@@ -14,7 +14,7 @@ import (
 // lmcache: the prefill engine computes the token ids, pushes the blocks to the receiver of the decode engine that the
 // request names, and answers with the first token.
 func lmcache() *Protocol {
-	return &Protocol{apis: []body.API{body.Completions, body.Chat}, single: true, refuses: lmcacheRefuses, edited: lmcacheEdited, prefill: lmcachePrefill, decode: lmcacheDecode}
+	return &Protocol{apis: []body.API{body.Completions, body.Chat}, single: true, SendsIDs: true, refuses: lmcacheRefuses, edited: lmcacheEdited, prefill: lmcachePrefill, decode: lmcacheDecode}
 }
 
 func lmcacheRefuses(_ *body.Request, ids []uint32) string {

@@ -29,6 +29,8 @@ type Protocol struct {
 	Named bool
 	// Portable: a prefill answer is valid for any decode engine, not only for the one that the prefill leg was built for.
 	Portable bool
+	// SendsIDs: the decode leg carries the ids of the whole prompt.
+	SendsIDs bool
 
 	// addressesInID: engines read the address of their peer from the request id.
 	addressesInID bool
@@ -128,7 +130,7 @@ func (p *Protocol) own(r *body.Request, ids []uint32) string {
 			return why
 		}
 	}
-	if name := p.unclear(r); name != "" {
+	if name := p.unclear(r, ids != nil); name != "" {
 		return "a value of " + name + " that the engine may refuse"
 	}
 	return ""

@@ -23,7 +23,8 @@ var begins = map[string]string{
 }
 
 // unclear returns the name of a field that the prefill leg edits and the decode engine may refuse, "" if there is none.
-func (p *Protocol) unclear(r *body.Request) string {
+// counted reports that the length of the prompt is known, and that the tokenizer has compared it with the least answer.
+func (p *Protocol) unclear(r *body.Request, counted bool) string {
 	least, most, edited := int64(1), int64(0), false // the tokens of an answer; 0: the engine's limit, which is not known
 	for _, edits := range p.edited(r.API) {
 		for i := range edits {
@@ -60,7 +61,7 @@ func (p *Protocol) unclear(r *body.Request) string {
 		return ""
 	case r.Repeats:
 		return "repeated fields"
-	case least > max(most, 1):
+	case least > max(most, 1) || least > 1 && !counted:
 		return "min_tokens"
 	}
 	return p.together(r)

@@ -105,7 +105,7 @@ func (m *Model) placeImages(res *Result, p *plan) {
 		}
 	}
 	limit := maxExpanded
-	if n := m.maxModelLen(); n > 0 {
+	if n := m.MaxModelLen(); n > 0 {
 		limit = n
 	}
 	known := p.images.list

@@ -125,7 +125,7 @@ func (m *Model) plainLength(in input, n int) error {
 		wanted, _ = in.MaxTokens()
 		wanted = max(wanted, 1)
 	}
-	if limit := int64(m.maxModelLen()); limit > 0 && int64(n) > limit-wanted {
+	if limit := int64(m.MaxModelLen()); limit > 0 && int64(n) > limit-wanted {
 		return refuse("This model's maximum context length is %d tokens. However, your request has %d input tokens and wants %d more.",
 			limit, n, wanted)
 	}
@@ -136,7 +136,8 @@ func (m *Model) plainLength(in input, n int) error {
 // 0. It is safe for concurrent use.
 func (m *Model) SetMaxModelLen(n int) { m.context.Store(int64(n)) }
 
-func (m *Model) maxModelLen() int {
+// MaxModelLen returns the context length in tokens, 0 if it is not known. It is safe for concurrent use.
+func (m *Model) MaxModelLen() int {
 	if n := m.options.MaxModelLen; n > 0 {
 		return n
 	}
@@ -146,7 +147,7 @@ func (m *Model) maxModelLen() int {
 // tooLong refuses a text that cannot fit the engine's context, however it is tokenized. Tokenizing it could take
 // seconds, for a request that every engine refuses.
 func (m *Model) tooLong(p *plan, text string) error {
-	most := m.maxModelLen()
+	most := m.MaxModelLen()
 	if most == 0 || !p.limited || p.keep != 0 || len(text) <= most {
 		return nil
 	}

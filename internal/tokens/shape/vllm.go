@@ -343,8 +343,8 @@ func (m *Model) vllmTruncation(in input, p *plan) error {
 		return refuse("truncate_prompt_tokens: input should be an integer, -1 or at least 1")
 	case n == -1:
 		m.truncateToContext(in, p)
-	case m.maxModelLen() > 0 && n > int64(m.maxModelLen()):
-		return refuse("truncate_prompt_tokens: larger than the model's context of %d tokens", m.maxModelLen())
+	case m.MaxModelLen() > 0 && n > int64(m.MaxModelLen()):
+		return refuse("truncate_prompt_tokens: larger than the model's context of %d tokens", m.MaxModelLen())
 	default:
 		p.keep = int(min(n, unknownLength))
 	}
@@ -359,7 +359,7 @@ const unknownLength = 1 << 30
 
 // truncateToContext plans the tail of a prompt that is longer than the context.
 func (m *Model) truncateToContext(in input, p *plan) {
-	if p.keep = m.maxModelLen(); p.keep == 0 {
+	if p.keep = m.MaxModelLen(); p.keep == 0 {
 		p.keep, p.partial = unknownLength, "the context length, to which the prompt is truncated, is not known"
 	} else if wanted, asked := in.vllmMaxTokens(); asked && wanted != 0 && !in.origin.Pools() {
 		p.keep-- // leaves room for one token
@@ -383,7 +383,7 @@ func (m *Model) forwardedIDs(in input) ([]uint32, error) {
 // vllmLength refuses a prompt of n tokens that leaves no room in the engine's context, and a request for more output
 // tokens than the whole context. In between, the engine truncates the output.
 func (m *Model) vllmLength(in input, n int) error {
-	context := int64(m.maxModelLen())
+	context := int64(m.MaxModelLen())
 	if context == 0 {
 		return nil
 	}
