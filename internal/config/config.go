@@ -91,7 +91,25 @@ type Limits struct {
 	MaxStreams      int            `yaml:"max_streams" jsonschema:"minimum=0,maximum=1000000" jsonschema_description:"Concurrent ext_proc streams (requests with their responses) per connection; Envoy opens more connections. 0: no limit."`
 	DecisionTimeout Duration       `yaml:"decision_timeout" jsonschema_description:"How long a decision may wait for a processor and compute tokens; after that the request is routed by load (kvlane_degraded_total, reason deadline). 0s: no limit."`
 	UnknownModel    string         `yaml:"unknown_model" jsonschema:"enum=refuse,enum=route" jsonschema_description:"What to do with a request for a model that no worker lists, if all workers list theirs. refuse: 404, or 400 if it names no model and no model is served by all workers. route: any worker."`
+	MediaURLs       []string       `yaml:"media_urls" jsonschema_description:"What engines may fetch images, audio and video from, by the URLs in requests: any; data, which is data: URLs only; or hosts as in the URLs, in lower case, with their port if the URLs have one. Other URLs are answered 400. data: URLs always pass. Empty: data with tenants.salt_header, else any."`
 	RefuseEarly     bool           `yaml:"refuse_early" jsonschema_description:"Answer requests whose prompt cannot be built (because of the shape of the messages, the chat template or the context length) with the status that the engine would answer, instead of forwarding them. The engine checks types and values of other fields."`
+}
+
+// AnyMedia reports whether engines may fetch media from everywhere.
+func (c *Config) AnyMedia() bool {
+	own := c.Limits.MediaURLs
+	return slices.Contains(own, "any") || len(own) == 0 && c.Tenants.SaltHeader == ""
+}
+
+// FetchesMedia reports whether engines may get this as the URL of a medium. The host is all that precedes a slash and is compared
+// as written, so that no parser finds another one.
+func (c *Config) FetchesMedia(url string) bool {
+	if url == "" || strings.HasPrefix(url, "data:") {
+		return true
+	}
+	scheme, rest, _ := strings.Cut(url, "://")
+	host, _, _ := strings.Cut(rest, "/")
+	return (scheme == "http" || scheme == "https") && host != "data" && slices.Contains(c.Limits.MediaURLs, host)
 }
 
 // BodiesInFlight bounds the request bodies in memory.

@@ -155,6 +155,29 @@ func TestEveryProblemOfRoutingIsNamedWithItsPlace(t *testing.T) {
 		`k.yaml:1:57: routing.conversation_headers[2]: "" is not the name of a header`)
 }
 
+// Media come from everywhere unless tenants are separated, and hosts are written as in the URLs.
+func TestMediaURLs(t *testing.T) {
+	const tenants = "tenants: {salt_header: x-tenant}\n"
+	for text, any := range map[string]bool{
+		"": true, tenants: false, "limits: {media_urls: []}\n": true, "limits: {media_urls: []}\n" + tenants: false, "limits: {media_urls: [any]}\n" + tenants: true,
+		"limits: {media_urls: [data]}\n": false, "limits: {media_urls: [a.example, 'b:9000']}\n": false,
+	} {
+		c, err := Parse("k.yaml", []byte(text))
+		if err != nil || c.AnyMedia() != any {
+			t.Errorf("%q: got %v, media from everywhere: %v, want %v", text, err, !any, any)
+		}
+	}
+	_, err := Parse("k.yaml", []byte("limits: {media_urls: [A.example, 'https://a', '*.a', 'a:b', '[::1]', 'a@b', '']}\n"))
+	wantProblems(t, err,
+		`k.yaml:1:23: limits.media_urls[0]: "A.example" is neither any, data, nor a host in lower case`,
+		`k.yaml:1:34: limits.media_urls[1]: "https://a" is neither any, data, nor a host in lower case`,
+		`k.yaml:1:47: limits.media_urls[2]: "*.a" is neither any, data, nor a host in lower case`,
+		`k.yaml:1:54: limits.media_urls[3]: "a:b" is neither any, data, nor a host in lower case`,
+		`k.yaml:1:61: limits.media_urls[4]: "[::1]" is neither any, data, nor a host in lower case`,
+		`k.yaml:1:70: limits.media_urls[5]: "a@b" is neither any, data, nor a host in lower case`,
+		`k.yaml:1:77: limits.media_urls[6]: "" is neither any, data, nor a host in lower case`)
+}
+
 func TestWorkersOfANameAreChecked(t *testing.T) {
 	_, err := Parse("k.yaml", []byte(`workers:
   dns:

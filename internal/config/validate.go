@@ -130,6 +130,8 @@ func (d *DNS) validate(bad report) {
 	d.Worker.placeholders(bad, "$ip")
 }
 
+var mediaHost = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]+)?$`)
+
 func (c *Config) validateRouting(bad report) {
 	for _, p := range c.Routing.Problems() {
 		bad("routing."+p.Path, "%s", p.Text)
@@ -144,6 +146,11 @@ func (c *Config) validateRouting(bad report) {
 	}
 	for i := range c.Routing.Headers {
 		headerName(item("routing.conversation_headers", i), &c.Routing.Headers[i], bad)
+	}
+	for i, host := range c.Limits.MediaURLs {
+		if !mediaHost.MatchString(host) {
+			bad(item("limits.media_urls", i), "%q is neither any, data, nor a host in lower case", host)
+		}
 	}
 	for path, name := range map[string]*string{"tenants.salt_header": &c.Tenants.SaltHeader, "tenants.header": &c.Tenants.Header} {
 		if *name != "" {

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -75,7 +76,7 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 		return nil, j.fail(400, "kvlane_invalid_json", err.Error())
 	}
 	in := &input{body: req, known: true, name: req.Model()}
-	if err := j.readTenant(in); err != nil {
+	if err := cmp.Or(j.readMedia(req), j.readTenant(in)); err != nil {
 		return nil, err
 	}
 	in.conversation = j.conversation(req)
@@ -174,7 +175,7 @@ func (j *job) readUnknown() (*input, error) {
 		return &input{}, j.unread(unread.Reason)
 	}
 	if in := (&input{body: req}); err == nil { // engines refuse other bodies, too
-		return in, j.readTenant(in)
+		return in, cmp.Or(j.readMedia(req), j.readTenant(in))
 	}
 	return &input{}, nil
 }
@@ -198,10 +199,24 @@ func (j *job) findStored(text string) error {
 	return nil
 }
 
-// guarded reports whether clients' KV transfer fields, or their salts, must not reach an engine. A body that may have
+// readMedia refuses media that an engine would fetch from a host which is not allowed: it may be any in the engine's network.
+func (j *job) readMedia(req *body.Request) (err error) {
+	live := j.d.live.Load()
+	if live.AnyMedia() {
+		return nil
+	}
+	req.EachMediaURL(func(text []byte) {
+		if url, ok := body.TextOf(text); err == nil && (!ok || !live.FetchesMedia(url)) {
+			err = j.fail(400, "kvlane_media_url", "images, audio and video are not fetched from everywhere: send them as data: URLs (limits.media_urls)")
+		}
+	})
+	return err
+}
+
+// guarded reports whether clients' KV transfer fields, salts, or URLs of media, must not reach an engine. A body that may have
 // some has to be parsed, because fields can only be changed in a parsed body.
 func (d *Decider) guarded() bool {
-	return d.legs != nil && !d.cfg.Disagg.Trust || d.cfg.Tenants.SaltHeader != ""
+	return d.legs != nil && !d.cfg.Disagg.Trust || d.cfg.Tenants.SaltHeader != "" || !d.live.Load().AnyMedia()
 }
 
 // PanicReject returns the answer to a request whose decision panicked, nil if it may pass unchanged.

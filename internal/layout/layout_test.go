@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 84781
+	totalLimit = 84887
 	totalGoal  = 62000
 )
 
@@ -47,18 +47,19 @@ var rooms = []struct {
 	// 11 for the pace of comparisons, which each connection to an event port started (shape/checker.go).
 	// 12 for a bound of pairs that share a place of the merge table: a file could load for hours (bpe/merges.go).
 	// 2 for what the words of the hash protect from (bpe/store.go).
+	// 66 for the URLs of media, which name any host of the engines' network to them (body/media.go); 15 and 25 of other rooms.
 	// 19 for the fields that this checks, and for min_tokens above the rest of the context (body/field.go, shape/vllm.go).
-	{"tokens", 28856, 22000, []string{"internal/tokens"}},
+	{"tokens", 28922, 22000, []string{"internal/tokens"}},
 	{"fleet", 4734, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	{"observe", 1659, 1300, []string{"internal/observe"}},
 	// 6 for requests that vLLM refuses as too long, which are not split (decide/split.go).
-	{"decide", 3226, 1700, []string{"internal/decide"}},
+	{"decide", 3241, 1700, []string{"internal/decide"}},
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	{"lab", 11637, 11700, []string{"internal/lab"}},
 	// 31 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go), and for its texts, which filled the log.
 	// 36 for a bound of a repository's files together, and for files that killed downloads left (internal/hub/download.go).
-	{"rim", 9279, 6000, []string{
+	{"rim", 9304, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
