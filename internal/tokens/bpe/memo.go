@@ -246,11 +246,11 @@ func wideCut(s string, i int) bool {
 	return false
 }
 
-// next returns the end of the segment that starts at i. The hash is checked before safe, which takes longer and would
-// accept most of the places that the hash refuses.
+// next returns the end of the segment that starts at i. The hash is checked before safe, which takes longer and accepts
+// most of what the hash refuses; kana, before which safe accepts no cut, are told by their second byte.
 func (c *cutter) next(text []byte, s string, i int) int {
 	for j := i + minSegment; j < len(s); j++ {
-		if c.before[text[j-1]]&c.after[text[j]] == 0 {
+		if c.before[text[j-1]]&c.after[text[j]] == 0 || text[j] == 0xe3 && j+1 < len(s) && text[j+1] != 0x80 {
 			continue
 		}
 		h := binary.LittleEndian.Uint32(text[j-4:]) * 0x9e3779b1
