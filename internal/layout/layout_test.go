@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 84887
+	totalLimit = 84950
 	totalGoal  = 62000
 )
 
@@ -56,7 +56,8 @@ var rooms = []struct {
 	// 6 for requests that vLLM refuses as too long, which are not split (decide/split.go).
 	{"decide", 3241, 1700, []string{"internal/decide"}},
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
-	{"lab", 11637, 11700, []string{"internal/lab"}},
+	// 63 for agents and chat as workloads of scenarios, a worker that hangs, and skewed conversations whose engines decode.
+	{"lab", 11700, 11700, []string{"internal/lab"}},
 	// 31 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go), and for its texts, which filled the log.
 	// 36 for a bound of a repository's files together, and for files that killed downloads left (internal/hub/download.go).
 	{"rim", 9304, 6000, []string{

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"math"
 	"slices"
 
@@ -9,8 +10,11 @@ import (
 )
 
 // fleetChange is what happens to the last worker of a fleet during a run, in seconds since the start; 0 is never. The
-// requests on a worker that is lost are sent again immediately, with their first arrival.
-type fleetChange struct{ Lost, Added float64 }
+// requests on a worker that is lost are sent again immediately, with their first arrival; the clients of a hung one give up.
+type fleetChange struct{ Lost, Added, Hung float64 }
+
+// patience is the seconds that a client waits for a hung worker.
+const patience = 10
 
 // engine is the engine of a rank: Slow workers, the last ones, take twice as long.
 func (f *Fleet) engine(rank int) *Engine {
@@ -41,9 +45,14 @@ func (s *simulation) up(slot int) bool { return s.present[slot] }
 // changeFleet removes or adds the last worker when it is due, and reports whether it did.
 func (s *simulation) changeFleet(next float64) (bool, error) {
 	c := &s.fleet.Change
-	at := max(c.Lost, c.Added)
-	if at == 0 || at > next || math.IsInf(next, 1) {
+	at := max(c.Lost, c.Added, c.Hung)
+	if at == 0 || at > next || (math.IsInf(next, 1) && s.live == 0) {
 		return false, nil
+	}
+	if c.Hung > 0 {
+		s.now = at
+		s.hang()
+		return true, nil
 	}
 	lost := c.Lost > 0
 	*c = fleetChange{}
@@ -78,4 +87,24 @@ func (s *simulation) changeFleet(next float64) (bool, error) {
 		}
 	}
 	return true, nil
+}
+
+// hang stops the last worker. Since patience later it is called again every second, for the clients that give up.
+func (s *simulation) hang() {
+	s.fleet.Change.Hung++
+	for n := s.ranks() - s.fleet.Ranks; n < s.ranks(); n++ {
+		w, k := s.at(kvindex.Slot(n))
+		if !k.hung {
+			stopped := newRank(k.engine, k.size, k.shared)
+			stopped.hung, stopped.waiting = true, slices.Concat(k.waiting, k.prefill, k.decode)
+			w.ranks[n%len(w.ranks)], w.until = stopped, math.Inf(1)
+			s.fleet.Change.Hung = s.now + patience
+		}
+		for len(k.waiting) > 0 && k.hung && k.waiting[0].placed <= s.now-patience {
+			j := k.waiting[0]
+			k.waiting = k.waiting[1:]
+			j.matched, j.first = max(j.matched, 0), cmp.Or(j.first, s.now)
+			s.over(j)
+		}
+	}
 }

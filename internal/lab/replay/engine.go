@@ -93,6 +93,7 @@ type rank struct {
 	lru     block // ring: lru.newer is the oldest
 	private int
 	pinned  int
+	hung    bool // it computes nothing any more
 	waiting []*job
 	prefill []*job
 	decode  heapOf[*job]
@@ -259,7 +260,7 @@ func (r *rank) evict() {
 // begin plans a step and returns its time; 0 if there is nothing to do.
 func (r *rank) begin() float64 {
 	r.chunk, r.fetched = r.chunk[:0], 0
-	if !r.busy() {
+	if !r.busy() || r.hung {
 		return 0
 	}
 	full := r.preempt()

@@ -11,8 +11,7 @@ func fleetRun(t *testing.T, change func(*Fleet), policies ...string) []Row {
 	f := Fleet{Workers: 4, Ranks: 1, Engine: Dense70B(200_000)}
 	change(&f)
 	w := Skew{Clients: 40, StartOver: 10, FirstMean: 3000, FirstSigma: 0.5, TurnMean: 800, TurnSigma: 0.5,
-		OutputMean: 400, MinTurns: 5, MaxTurns: 10, Think: 1, Requests: 800}.Workload("fleet")
-	w.PrefillOnly, w.DecodePerToken = false, 0
+		OutputMean: 400, MinTurns: 5, MaxTurns: 10, Think: 1, Requests: 800, Decode: true}.Workload("fleet")
 	report, err := Run(Options{Workload: w, Fleet: f, Policies: policies, Seeds: []uint64{1}})
 	if err != nil {
 		t.Fatal(err)

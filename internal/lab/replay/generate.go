@@ -25,6 +25,8 @@ type Skew struct {
 	// Think is the mean of the exponential pause between turns in seconds.
 	Think    float64 `yaml:"think"`
 	Requests int     `yaml:"requests"`
+	// Decode lets the engines decode, too; otherwise an answer takes 25 ms a token elsewhere.
+	Decode bool `yaml:"decode"`
 }
 
 // script is one client's state.
@@ -70,7 +72,7 @@ func (s *script) next(at float64) (Request, bool) {
 
 // Workload generates the conversations. A request with only the shared prompt warms one rank first.
 func (k Skew) Workload(name string) Workload {
-	return Workload{Name: name, BlockSize: skewBlock, PrefillOnly: true, DecodePerToken: 0.025,
+	return Workload{Name: name, BlockSize: skewBlock, PrefillOnly: !k.Decode, DecodePerToken: 0.025,
 		Generate: func(seed uint64) []Request {
 			left := k.Requests
 			out := []Request{{Prompt: k.Shared, Output: 1, Blocks: chain(nil, 0, k.Shared/skewBlock), WarmUp: true}}

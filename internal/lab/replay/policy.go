@@ -50,6 +50,7 @@ var variants = map[string]variant{
 	"oracle-informed":      {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Oracle, p.Informed, p.NoCredit = true, true, true }},
 	"kv-aware-no-id":       {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.NoID = true }},
 	"kv-aware-no-credit":   {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.NoCredit = true }},
+	"kv-aware-no-suspect":  {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.SuspectAfter = 0 }},
 	"conversation-no-id":   {"conversation", func(p *Policy, _ *routing.Policy) { p.NoID = true }},
 	"kv-aware-flow":        {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold = 8192 }},
 	"kv-aware-flow-fifo":   {routing.DefaultPreset, func(p *Policy, _ *routing.Policy) { p.Config.Hold, p.Order = 8192, byArrival }},

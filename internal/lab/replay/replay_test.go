@@ -71,7 +71,7 @@ func TestMooncakeConversations(t *testing.T) {
 // TestAcceptance runs the rows that need no trace and little time, with one seed; all of
 // them, with five, if the environment variable KVLANE_REPLAY_ACCEPTANCE is set.
 func TestAcceptance(t *testing.T) {
-	rows, seeds := []string{"L3", "L11"}, []uint64{1}
+	rows, seeds := []string{"L3", "L11", "L18", "L19"}, []uint64{1}
 	a := Acceptance{}
 	if os.Getenv("KVLANE_REPLAY_ACCEPTANCE") != "" {
 		rows, seeds = nil, []uint64{1, 2, 3, 4, 5}

@@ -42,6 +42,8 @@ type Result struct {
 	// Moves counts turns routed to a different target than the previous turn.
 	Moves   float64 `json:"moves"`
 	Refused float64 `json:"refused"`
+	// Stuck counts requests that were sent to a worker that hung.
+	Stuck float64 `json:"stuck"`
 	// Preempted counts preemptions by engines.
 	Preempted float64 `json:"preempted"`
 	// Copies is how often a burst's prefix was computed, Others95 the TTFT p95 of the requests outside bursts.
@@ -91,7 +93,7 @@ func percentile(sorted []float64, p float64) float64 {
 
 // summarise computes the figures of a run.
 func (s *simulation) summarise() Result {
-	r := Result{Refused: float64(s.refused)}
+	r := Result{Refused: float64(s.refused), Stuck: float64(s.stuck)}
 	counts := make([]float64, s.ranks())
 	seen := map[uint64]bool{}
 	home := map[string]int{}

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"bytes"
+	"cmp"
 	"embed"
 	"errors"
 	"fmt"
@@ -44,6 +45,7 @@ type Source struct {
 	Skew     *Skew    `yaml:"skew"`
 	OneShot  *OneShot `yaml:"one_shot"`
 	Siblings *Burst   `yaml:"siblings"`
+	Family   *Drawn   `yaml:"family"`
 }
 
 // Trace is the trace file that the user names, at Load times the recorded speed.
@@ -54,6 +56,13 @@ type Trace struct {
 // Burst is the workload of Siblings.
 type Burst struct {
 	Background float64 `yaml:"background"`
+}
+
+// Drawn is a family of the gauntlet at Load times a fleet's capacity. Seconds, if set, replaces the family's own time.
+type Drawn struct {
+	Name    string  `yaml:"name"`
+	Load    float64 `yaml:"load"`
+	Seconds float64 `yaml:"seconds"`
 }
 
 // Shape is a fleet as written in files; zero fields are the defaults: one rank per worker,
@@ -72,9 +81,10 @@ type Shape struct {
 	KeepOutput bool `yaml:"keep_output"`
 	Slow       int  `yaml:"slow"`
 	SlowKnown  bool `yaml:"slow_known"`
-	// Fail and Add are when the last worker is lost, or added.
+	// Fail, Add and Hang are when the last worker is lost, is added, or hangs.
 	Fail float64 `yaml:"fail"`
 	Add  float64 `yaml:"add"`
+	Hang float64 `yaml:"hang"`
 }
 
 //go:embed scenarios
@@ -137,7 +147,7 @@ func parseScenario(name string, text []byte) (_ *Scenario, err error) {
 func (s *Scenario) validate() error {
 	for i := range s.Cases {
 		if n := s.source(&s.Cases[i]).count(); n != 1 {
-			return fmt.Errorf("scenario %s: %d workloads, want one of trace, skew, one_shot and siblings", s.Name, n)
+			return fmt.Errorf("scenario %s: %d workloads, want one of trace, skew, one_shot, siblings and family", s.Name, n)
 		}
 		if err := s.source(&s.Cases[i]).validate(); err != nil {
 			return fmt.Errorf("scenario %s: %w", s.Name, err)
@@ -194,6 +204,11 @@ func (w *Source) validate() error {
 	switch {
 	case w.Trace != nil:
 		bounds = []bound{{"trace.load", w.Trace.Load, tiny, 1000}}
+	case w.Family != nil:
+		if !slices.ContainsFunc(families, func(f family) bool { return f.name == w.Family.Name }) {
+			return fmt.Errorf("workload.family.name: no family %q", w.Family.Name)
+		}
+		bounds = []bound{{"family.load", w.Family.Load, tiny, 10}, {"family.seconds", w.Family.Seconds, 0, 1e4}}
 	case w.Siblings != nil:
 		bounds = []bound{{"siblings.background", w.Siblings.Background, tiny, 10}}
 	case w.OneShot != nil:
@@ -217,7 +232,7 @@ func (w *Source) validate() error {
 
 func (w *Source) count() int {
 	n := 0
-	for _, set := range []bool{w.Trace != nil, w.Skew != nil, w.OneShot != nil, w.Siblings != nil} {
+	for _, set := range []bool{w.Trace != nil, w.Skew != nil, w.OneShot != nil, w.Siblings != nil, w.Family != nil} {
 		if set {
 			n++
 		}
@@ -246,6 +261,10 @@ func (s *Scenario) Options(c *Case, trace TraceReader) (Options, error) {
 		o.Workload = w.OneShot.Workload(name)
 	case w.Siblings != nil:
 		o.Workload = Siblings(name, w.Siblings.Background, &fleet)
+	case w.Family != nil:
+		f := families[slices.IndexFunc(families, func(f family) bool { return f.name == w.Family.Name })]
+		f.name, f.seconds = name, cmp.Or(w.Family.Seconds, f.seconds)
+		o.Workload = f.workload(&fleet, f.demand(&fleet.Engine), w.Family.Load)
 	case trace == nil:
 		return Options{}, UsageError{errors.New("needs a trace (--trace FILE), or a workload of the project (--scenario NAME; list shows them)")}
 	default:
@@ -316,10 +335,10 @@ func (shape *Shape) change(f *Fleet) error {
 	for _, field := range []struct {
 		to   *float64
 		from float64
-	}{{&f.Change.Lost, shape.Fail}, {&f.Change.Added, shape.Add}} {
+	}{{&f.Change.Lost, shape.Fail}, {&f.Change.Added, shape.Add}, {&f.Change.Hung, shape.Hang}} {
 		switch {
 		case !(field.from >= 0 && field.from <= mostSeconds):
-			return fmt.Errorf("fail, add: %v is not within 0 to %v", field.from, float64(mostSeconds))
+			return fmt.Errorf("fail, add, hang: %v is not within 0 to %v", field.from, float64(mostSeconds))
 		case field.from > 0:
 			*field.to = field.from
 		}
@@ -327,8 +346,8 @@ func (shape *Shape) change(f *Fleet) error {
 	f.Coupled = f.Coupled || shape.Coupled
 	f.Engine.KeepOutput = f.Engine.KeepOutput || shape.KeepOutput
 	f.SlowKnown = f.SlowKnown || shape.SlowKnown
-	if change := f.Change; change.Lost*change.Added > 0 || (change.Lost+change.Added > 0 && (f.Prefill > 0 || f.Workers == 1)) {
-		return errors.New("a worker is lost or added, not both, in a fleet with other workers and without a prefill pool")
+	if c := f.Change; max(c.Lost*c.Added, c.Lost*c.Hung, c.Added*c.Hung) > 0 || (c.Lost+c.Added+c.Hung > 0 && (f.Prefill > 0 || f.Workers == 1)) {
+		return errors.New("a worker is lost, is added or hangs, one of these, in a fleet with other workers and without a prefill pool")
 	}
 	if f.Workers*f.Ranks > mostRanks {
 		return fmt.Errorf("%d workers with %d ranks each: a fleet has %d ranks at most", f.Workers, f.Ranks, mostRanks)

@@ -85,6 +85,7 @@ type simulation struct {
 	live      int
 	lost      int
 	refused   int
+	stuck     int // requests sent to a hung worker
 }
 
 // replica is one router and its index.
@@ -433,6 +434,9 @@ func (s *simulation) place(to *replica, rec *record, q *routing.Query) error {
 func (s *simulation) enqueue(slot kvindex.Slot, j *job) {
 	w, k := s.at(slot)
 	k.waiting = append(k.waiting, j)
+	if k.hung {
+		s.stuck++
+	}
 	if math.IsInf(w.until, 1) {
 		s.begin(w)
 	}
@@ -570,9 +574,14 @@ func (s *simulation) ended(j *job) {
 		s.transfer(j)
 		return
 	}
+	s.replicas[j.replica].router.Generated(s.clock(), j.plan, int64(j.Output))
+	s.over(j)
+}
+
+// over ends a request, and its client goes on.
+func (s *simulation) over(j *job) {
 	j.ended = s.now
 	s.live--
-	s.replicas[j.replica].router.Generated(s.clock(), j.plan, int64(j.Output))
 	s.replicas[j.replica].router.Release(s.clock(), j.plan)
 	if s.w.PrefillOnly {
 		j.ended += s.w.DecodePerToken * float64(j.Output)
