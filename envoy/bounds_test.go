@@ -8,6 +8,7 @@ import (
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	overloadv3 "github.com/envoyproxy/go-control-plane/envoy/config/overload/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	connectionsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/resource_monitors/downstream_connections/v3"
@@ -33,6 +34,30 @@ func TestBootstrapBoundsWhatIsHeldOpen(t *testing.T) {
 			case *connectionsv3.DownstreamConnectionsConfig:
 				n := m.GetMaxActiveDownstreamConnections()
 				bounds["connections"] = n > 0 && n <= 65535
+			}
+		}
+		// What holds memory must end before other clients are disturbed, or one client can keep the heap at that point.
+		from, to := map[string]float64{}, map[string]float64{}
+		at := func(name string, triggers []*overloadv3.Trigger) {
+			for _, trigger := range triggers {
+				name = strings.TrimPrefix(strings.TrimPrefix(name, "envoy.overload_actions."), "envoy.load_shed_points.")
+				if from[name], to[name] = trigger.GetThreshold().GetValue(), trigger.GetThreshold().GetValue(); trigger.GetScaled() != nil {
+					from[name], to[name] = trigger.GetScaled().GetScalingThreshold(), trigger.GetScaled().GetSaturationThreshold()
+				}
+			}
+		}
+		for _, a := range b.GetOverloadManager().GetActions() {
+			at(a.GetName(), a.GetTriggers())
+		}
+		for _, p := range b.GetOverloadManager().GetLoadshedPoints() {
+			at(p.GetName(), p.GetTriggers())
+		}
+		bounds["streams that stand still and large ones end first"] = true
+		for _, first := range []string{"reduce_timeouts", "reset_high_memory_stream"} {
+			for _, then := range []string{"http2_server_go_away_and_close_on_dispatch", "http1_server_abort_dispatch", "stop_accepting_requests", "stop_accepting_connections"} {
+				if from[then] == 0 || to[first] >= from[then] {
+					bounds["streams that stand still and large ones end first"] = false
+				}
 			}
 		}
 		actions := map[string]bool{}
@@ -78,7 +103,7 @@ func TestBootstrapBoundsWhatIsHeldOpen(t *testing.T) {
 				t.Errorf("%s: got no bound, or another: %s", name, what)
 			}
 		}
-		if len(bounds) != 18 {
+		if len(bounds) != 19 {
 			t.Errorf("%s: got %d bounds, want 18: %v", name, len(bounds), bounds)
 		}
 	}

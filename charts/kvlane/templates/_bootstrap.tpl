@@ -75,15 +75,15 @@ overload_manager:
   buffer_factory_config: {minimum_account_to_track_power_of_two: 16}   # from 64 KiB on a request's buffers count below
   actions:
   - {name: envoy.overload_actions.shrink_heap, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.8}}]}
-  - {name: envoy.overload_actions.reset_high_memory_stream, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.82, saturation_threshold: 0.94}}]}   # the largest first, and all classes before requests are refused
-  - {name: envoy.overload_actions.reduce_timeouts, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.85, saturation_threshold: 0.95}}], typed_config: {"@type": type.googleapis.com/envoy.config.overload.v3.ScaleTimersOverloadActionConfig,
+  - {name: envoy.overload_actions.reset_high_memory_stream, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.82, saturation_threshold: 0.92}}]}   # the largest first, and all classes before requests are refused
+  - {name: envoy.overload_actions.reduce_timeouts, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.7, saturation_threshold: 0.85}}], typed_config: {"@type": type.googleapis.com/envoy.config.overload.v3.ScaleTimersOverloadActionConfig,
       timer_scale_factors: [{timer: HTTP_DOWNSTREAM_STREAM_IDLE, min_timeout: 20s}]}}   # of requests that stand still: clients that do not read their answers, or wait for an engine
   - {name: envoy.overload_actions.disable_http_keepalive, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.92}}]}
   - {name: envoy.overload_actions.stop_accepting_requests, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.95}}]}
   - {name: envoy.overload_actions.stop_accepting_connections, triggers: [{name: envoy.resource_monitors.fixed_heap, threshold: {value: 0.98}}]}
   loadshed_points:   # HTTP/1.1 has no such reset: from here on connections that go on sending are closed, large bodies before small ones
   - {name: envoy.load_shed_points.http1_server_abort_dispatch, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.97, saturation_threshold: 1}}]}
-  - {name: envoy.load_shed_points.http2_server_go_away_and_close_on_dispatch, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.9, saturation_threshold: 0.97}}]}   # headers of requests that were not looked at yet are no buffers, and one byte in HPACK may stand for 4 kB
+  - {name: envoy.load_shed_points.http2_server_go_away_and_close_on_dispatch, triggers: [{name: envoy.resource_monitors.fixed_heap, scaled: {scaling_threshold: 0.93, saturation_threshold: 0.98}}]}   # headers of requests that were not looked at yet are no buffers, and one byte in HPACK may stand for 4 kB
 static_resources:
   listeners:
   - name: ingress
