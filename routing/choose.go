@@ -47,6 +47,7 @@ type choice struct {
 	turn                             uint8
 	brings                           int64
 	key                              Key
+	owner                            Key   // Query.Owner
 	tenant                           Key   // with Query.Share
 	sequences                        int64 // 0 without
 	conversation                     uint32
@@ -89,6 +90,7 @@ type decision struct {
 func (r *Router) choose(now time.Duration, q *Query, req request, ex *Explanation) (choice, error) {
 	d := decision{r: r, now: now, q: q, req: req, ex: ex, pin: q.Pin}
 	d.out.leg, d.out.cursor, d.out.via, d.busiest.worker = req.leg, none32, ViaCost, none32
+	d.out.owner = r.config.keyOf(q.Owner)
 	d.recognise()
 	d.eligible()
 	if d.pin != nil && d.req.policy.PinSoft && !d.pin.Strict && !d.some(d.belowCap) {

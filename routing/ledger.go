@@ -56,9 +56,10 @@ type reservation struct {
 	// Lookup and Idle are those of the Query.
 	Lookup bool `json:"lookup,omitempty"`
 	Idle   bool `json:"idle,omitempty"`
-	// conversation is the binding that follows the request if it was served elsewhere; Unnamed is set if it has no id.
+	// conversation is the binding that follows the request if it was served elsewhere. Of is its tenant and its conversation
+	// if it has an id.
 	conversation Key
-	Unnamed      bool `json:"unnamed,omitempty"`
+	Of           party `json:"of,omitzero"`
 	// program is the live conversation that the request is a turn of, with Config.KVTokens.
 	program programKey
 	// Tenant has as many places as Sequences on Decode, with Query.Share.

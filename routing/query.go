@@ -23,6 +23,8 @@ type Query struct {
 	Prefix []uint64 `json:"prefix,omitempty"`
 	// Conversation is the conversation's id, "" if there is none.
 	Conversation string `json:"conversation,omitempty"`
+	// Owner is the tenant whose request it is, "" if that is not known. Clients must not be able to choose it.
+	Owner string `json:"owner,omitempty"`
 	// Final ends the conversation with this request: its binding is forgotten.
 	Final bool `json:"final,omitempty"`
 	// Exclude lists targets that must not be chosen because they have failed this request.

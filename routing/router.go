@@ -161,8 +161,12 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 	t := &r.targets[plan.Decode]
 	t.progress.Share, t.progress.Booking = t.progress.share(now), now // once for both predictions
 	plan.PerToken = toDuration(t.perToken(now, q.PromptTokens))
+	of := party{Tenant: main.owner}
+	if q.Conversation != "" {
+		of.Conversation = main.key
+	}
 	plan.Reservation = r.book(now, reservation{Decode: plan.Decode, Prefill: plan.Prefill, Miss: plan.Miss, KV: q.PromptTokens, Owed: owed,
-		Lookup: q.Lookup, Idle: q.Idle, Tenant: main.tenant, Sequences: main.sequences, conversation: plan.Conversation, Unnamed: q.Conversation == ""}, !q.Whole)
+		Lookup: q.Lookup, Idle: q.Idle, Tenant: main.tenant, Sequences: main.sequences, conversation: plan.Conversation, Of: of}, !q.Whole)
 	res := r.ledger.get(plan.Reservation)
 	if r.computes(res).fitOf().Seen >= learnedFrom {
 		plan.TTFT = toDuration(res.Forecast.first())

@@ -101,7 +101,7 @@ func (d *decision) at(slot kvindex.Slot) *candidate {
 // aside reports whether a conversation's home, which is not a candidate, is only busy or suspect: the binding stays.
 func (d *decision) aside(home kvindex.Slot) bool {
 	reason, t := d.reasonAt(home), &d.r.targets[home]
-	return reason.busy() || reason == eligible && t.health.avoided(d.now, d.out.key) && (d.req.policy.Sticky.Mode == StickyTarget ||
+	return reason.busy() || reason == eligible && t.health.avoided(d.now, party{d.out.owner, d.out.key}) && (d.req.policy.Sticky.Mode == StickyTarget ||
 		!slices.ContainsFunc(d.cands, func(c candidate) bool { return c.worker == t.worker }))
 }
 

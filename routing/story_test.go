@@ -225,6 +225,8 @@ func (s *story) query(id string, args []datadriven.CmdArg) (*Query, []Overlap) {
 			q.PromptTokens = s.number(first)
 		case "conv":
 			q.Conversation = first
+		case "owner":
+			q.Owner = first
 		case "model", "listed":
 			q.Model, q.Listed = first, a.Key == "listed"
 		case "waited", "ttft":

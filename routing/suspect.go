@@ -12,7 +12,8 @@ import (
 // A worker that accepts requests and never answers looks idle to every rule that counts tokens: its clients give up,
 // and its queue is empty again. So the router watches answers. A target is suspect while its oldest request has waited
 // for the first token much longer than the others take for as many tokens, or while its answers keep failing. New
-// requests avoid a suspect target unless nothing else is eligible; now and then one may try it.
+// requests avoid a suspect target unless nothing else is eligible; now and then one may try it. The cause may be the
+// requests: if all of them belong to one conversation, or those that wait to one tenant, only its own avoid the target.
 const (
 	// suspectFactor is how many times its group's median a target's wait per token must be to make it suspect.
 	suspectFactor = 10
@@ -34,6 +35,53 @@ type wait struct {
 	Took  time.Duration `json:"took"`
 	// Pace is Took in seconds per token that had to be computed before the first token.
 	Pace float64 `json:"pace"`
+	// Alone is the same for the tokens of the request itself.
+	Alone float64 `json:"alone,omitempty"`
+	Of    party   `json:"of,omitzero"`
+}
+
+// party is whose requests are meant: those of one conversation, or of one tenant. A zero field means any, or not known.
+type party struct {
+	Tenant       Key `json:"tenant,omitzero"`
+	Conversation Key `json:"conversation,omitzero"`
+}
+
+// common is the least party that both belong to. Tenants have no conversations in common: clients choose their ids.
+func (p party) common(q party) party {
+	if p.Tenant != q.Tenant {
+		return party{}
+	}
+	if p.Conversation != q.Conversation {
+		p.Conversation = Key{}
+	}
+	return p
+}
+
+// waits is the longest wait, and of those that say more the longest.
+type waits struct {
+	wait
+	Other wait `json:"other,omitzero"`
+}
+
+func (w *waits) add(n wait) {
+	if n.Pace > w.Pace {
+		n, w.wait = w.wait, n
+	}
+	if n.adds(&w.wait) > w.Other.adds(&w.wait) {
+		w.Other = n
+	}
+}
+
+// adds ranks waits by what they add to another: those of its conversation nothing, those of other tenants most. A
+// request without an id is a conversation of its own.
+func (w *wait) adds(o *wait) float64 {
+	switch {
+	case w.Of == o.Of && w.Of.Conversation != (Key{}):
+		return 0
+	case w.Of.Tenant != o.Of.Tenant && w.Pace > 0:
+		return 1e9 + w.Pace
+	}
+	return w.Pace
 }
 
 // health is what the answers of a target have shown.
@@ -44,33 +92,34 @@ type health struct {
 	// Requests booked before that were overtaken: their wait says nothing about the target.
 	Heard    time.Duration `json:"heard,omitempty"`
 	Answered time.Duration `json:"answered,omitempty"`
-	// GivenUp is the longest wait since then that ended without a first token.
-	GivenUp wait `json:"given_up,omitzero"`
+	// GivenUp is the longest waits since then that ended without a first token.
+	GivenUp waits `json:"given_up,omitzero"`
 	// Failures counts failed answers in a row, Broken those in a row that the engine broke off.
 	Failures int32 `json:"failures,omitempty"`
 	Broken   int32 `json:"broken,omitempty"`
-	// Blamed is the conversation of all failures in a row, zero if they belong to several or to none.
-	Blamed Key `json:"blamed,omitzero"`
-	// Suspect is why the target is avoided, and Probe when it may get a request again.
+	// Blamed is whose all failures in a row were.
+	Blamed party `json:"blamed,omitzero"`
+	// Suspect is why the target is avoided, By whose requests avoid it, and Probe when it may get one again.
 	Suspect string        `json:"suspect,omitempty"`
+	By      party         `json:"by,omitzero"`
 	Probe   time.Duration `json:"probe,omitempty"`
 
-	// Worst is the longest wait per token at the last judgement, GivenUp included.
-	Worst wait `json:"worst,omitzero"`
+	// Worst is the longest waits per token at the last judgement, GivenUp included.
+	Worst waits `json:"worst,omitzero"`
 }
 
 // Suspect returns why new requests avoid a target: "no first token" or "failures". It returns "" if they do not, if
-// only those of one conversation do, and if none has tried the target for probeEvery, as of the last Awake.
+// only those of one conversation or tenant do, and if none has tried the target for probeEvery, as of the last Awake.
 func (r *Router) Suspect(slot kvindex.Slot) string {
-	if t := r.at(slot); t != nil && t.health.avoided(r.alive, Key{}) {
+	if t := r.at(slot); t != nil && t.health.avoided(r.alive, party{}) {
 		return t.health.Suspect
 	}
 	return ""
 }
 
-// avoided reports whether new requests of a conversation, zero for none, avoid the target.
-func (h *health) avoided(now time.Duration, c Key) bool {
-	return h.Suspect != "" && now < h.Probe && (h.Suspect != failingOne || h.Blamed == c && c != (Key{}))
+// avoided reports whether new requests of a party avoid the target.
+func (h *health) avoided(now time.Duration, p party) bool {
+	return h.Suspect != "" && now < h.Probe && h.By == h.By.common(p)
 }
 
 // Failed tells the router that the answer to a request was an error of the engine
@@ -102,9 +151,9 @@ func (r *Router) Refused(id ReservationID) {
 // looks idle: the failure that can make it suspect is judged at the next pick.
 func (r *Router) failed(t *target, res *reservation) {
 	if t != nil {
-		h, c := t.health, res.conversation
-		if res.Unnamed || h.Failures > 0 && h.Blamed != c {
-			c = Key{}
+		h, c := t.health, res.Of
+		if h.Failures > 0 {
+			c = c.common(h.Blamed)
 		}
 		h.Failures++
 		r.judgeNext = r.judgeNext || h.Failures == suspectFailures || h.Failures > suspectFailures && h.Blamed != c
@@ -137,7 +186,7 @@ func (r *Router) whole(t *target) {
 
 // absolve ends the suspicion of a target once too few failures in a row are left.
 func (r *Router) absolve(t *target) {
-	if h := t.health; (h.Suspect == failingTarget || h.Suspect == failingOne) && h.failures() < suspectFailures {
+	if h := t.health; h.Suspect == failingTarget && h.failures() < suspectFailures {
 		t.health.Suspect = ""
 		r.suspects--
 	}
@@ -147,7 +196,7 @@ func (r *Router) absolve(t *target) {
 func (h *health) failures() int32 { return max(h.Failures, h.Broken) }
 
 // ofOne reports whether all failures in a row belong to one conversation.
-func (h *health) ofOne() bool { return h.Blamed != (Key{}) && h.Broken < suspectFailures }
+func (h *health) ofOne() bool { return h.Blamed.Conversation != (Key{}) && h.Broken < suspectFailures }
 
 // AwakeEvery is how often to call Awake.
 const AwakeEvery = 250 * time.Millisecond
@@ -206,7 +255,12 @@ func (r *Router) waitsFor(res *reservation) *target {
 // show that the target works: it counts from the last one.
 func (r *Router) waitOf(now time.Duration, res *reservation, t *target) wait {
 	took := now - max(res.Since, t.health.Heard)
-	return wait{res.Since, took, took.Seconds() * t.speed / float64(res.Owed+suspectBase)}
+	own := res.Miss
+	if res.Phase == transferring {
+		own = res.Owed
+	}
+	effort := took.Seconds() * t.speed
+	return wait{res.Since, took, effort / float64(res.Owed+suspectBase), effort / float64(own+suspectBase), res.Of}
 }
 
 // answered records that a target, which may be nil, has done what a reservation waited for.
@@ -217,7 +271,7 @@ func (r *Router) answered(now time.Duration, res *reservation, t *target) {
 	}
 	h := t.health
 	h.Pace = max(now-res.Since, time.Millisecond).Seconds() * t.speed / float64(res.Owed+suspectBase)
-	h.Heard, h.Answered, h.GivenUp = now, max(h.Answered, res.Since), wait{}
+	h.Heard, h.Answered, h.GivenUp = now, max(h.Answered, res.Since), waits{}
 	if h.Suspect == silentTarget {
 		h.Pace, h.Suspect = 0, ""
 		r.suspects--
@@ -232,8 +286,8 @@ func (r *Router) ended(now time.Duration, res *reservation) {
 		return
 	}
 	if t := r.waitsFor(res); t != nil {
-		if w := r.waitOf(now, res, t); res.Since >= t.health.Answered && w.Pace > t.health.GivenUp.Pace {
-			t.health.GivenUp = w
+		if res.Since >= t.health.Answered {
+			t.health.GivenUp.add(r.waitOf(now, res, t))
 		}
 	} else if t := r.targetOf(res.Decode, res.decodeGen); t != nil && res.Phase == decoding {
 		r.worked(t)
@@ -242,14 +296,13 @@ func (r *Router) ended(now time.Duration, res *reservation) {
 
 // worked records a good answer or a computed prefill.
 func (r *Router) worked(t *target) {
-	t.health.Failures, t.health.Blamed = 0, Key{}
+	t.health.Failures, t.health.Blamed = 0, party{}
 	r.absolve(t)
 }
 
 const (
 	silentTarget  = "no first token"
 	failingTarget = "failures"
-	failingOne    = "failures of one conversation" // whose requests alone avoid the target
 )
 
 // judge decides which targets are suspect. Targets of one role and model are compared with each other.
@@ -271,9 +324,7 @@ func (r *Router) judge(now time.Duration) {
 			continue // a replica that hangs does not tell of first tokens: its copies would make good targets suspect
 		}
 		if t := r.waitsFor(res); t != nil && res.Since >= t.health.Answered {
-			if w := r.waitOf(now, res, t); w.Pace > t.health.Worst.Pace {
-				t.health.Worst = w
-			}
+			t.health.Worst.add(r.waitOf(now, res, t))
 			if res.Forecast.Expected > 0 {
 				t.progress.Overdue = max(t.progress.Overdue, now-res.Forecast.Expected)
 			}
@@ -310,30 +361,37 @@ func (r *Router) judgeGroup(now time.Duration, group []kvindex.Slot) {
 	if len(known) > 0 {
 		limit = max(limit, r.targets[known[(len(known)-1)/2]].health.slowest())
 	}
+	// It requires that another target has answered a request that was booked later: otherwise all are slow.
+	silent := func(w *wait, pace float64) bool {
+		return w.Took >= r.config.SuspectAfter && pace > suspectFactor*limit && w.Since < answered
+	}
 	for _, slot := range group {
 		h := r.targets[slot].health
 		was := h.Suspect
-		switch w := h.Worst; {
+		switch w := &h.Worst; {
 		case h.failures() >= suspectFailures && !h.ofOne() && 2*good >= len(group):
-			h.Suspect = failingTarget
-		// It requires that another target has answered a request that was booked later: otherwise all are slow.
-		case w.Took >= r.config.SuspectAfter && w.Pace > suspectFactor*limit && w.Since < answered:
-			h.Suspect = silentTarget
+			h.Suspect, h.By = failingTarget, party{}
+		// What is queued before the other is the first, which is not computed.
+		case silent(&w.wait, w.Pace) && silent(&w.Other, w.Other.Alone):
+			h.Suspect, h.By = silentTarget, w.Of.common(w.Other.Of)
 		case h.failures() >= suspectFailures && h.ofOne():
-			h.Suspect = failingOne
-			bad--
+			h.Suspect, h.By = failingTarget, h.Blamed
+		case silent(&w.wait, w.Pace) && w.Of.Conversation != (Key{}):
+			h.Suspect, h.By = silentTarget, w.Of
 		default:
 			h.Suspect = ""
 			continue
 		}
-		bad++
+		if h.By == (party{}) {
+			bad++
+		}
 		if r.suspects++; was == "" {
 			h.Probe = now + probeEvery
 		}
 	}
 	// What most of them do is not the fault of one.
 	for _, slot := range group {
-		if h := r.targets[slot].health; 2*bad > len(group) && h.Suspect != "" && h.Suspect != failingOne {
+		if h := r.targets[slot].health; 2*bad > len(group) && h.Suspect != "" && h.By == (party{}) {
 			h.Suspect = ""
 			r.suspects--
 		}
@@ -353,7 +411,9 @@ func (t *target) model() string {
 
 // avoidSuspects drops suspect targets unless that would leave nothing, or only targets at the hard cap.
 func (d *decision) avoidSuspects() {
-	trusted := func(c *candidate) bool { return !d.r.targets[c.slot].health.avoided(d.now, d.out.key) }
+	trusted := func(c *candidate) bool {
+		return !d.r.targets[c.slot].health.avoided(d.now, party{d.out.owner, d.out.key})
+	}
 	if !slices.ContainsFunc(d.cands, func(c candidate) bool { return trusted(&c) && d.belowCap(&c) }) {
 		return
 	}
@@ -369,11 +429,15 @@ func (d *decision) avoidSuspects() {
 }
 
 func (h *health) text() string {
-	switch h.Suspect {
-	case failingTarget:
-		return fmt.Sprintf("%d answers in a row have failed", h.failures())
-	case failingOne:
-		return fmt.Sprintf("%d answers in a row, all to this conversation, have failed", h.Failures)
+	whose := ""
+	switch {
+	case h.By.Conversation != (Key{}):
+		whose = " to this conversation"
+	case h.By.Tenant != (Key{}):
+		whose = " to this tenant"
 	}
-	return fmt.Sprintf("no first token for %s", h.Worst.Took.Round(100*time.Millisecond))
+	if h.Suspect == failingTarget {
+		return fmt.Sprintf("%d answers in a row%s have failed", h.failures(), whose)
+	}
+	return fmt.Sprintf("no first token%s for %s", whose, h.Worst.Took.Round(100*time.Millisecond))
 }

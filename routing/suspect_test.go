@@ -137,7 +137,7 @@ func TestAHungWorkerGetsFewNewClients(t *testing.T) {
 		why      string
 	}{
 		{"hung", func(e *engine) { e.hung = true }, time.Hour, 5, "w3: no first token"},
-		{"hung, impatient clients", func(e *engine) { e.hung = true }, 4 * time.Second, 5, "w3: no first token"},
+		{"hung, impatient clients", func(e *engine) { e.hung = true }, 4 * time.Second, 4, "w3: no first token"},
 		{"answers that stop after the first token", func(e *engine) { e.mute = true }, time.Hour, 9, ""},
 		{"errors", func(e *engine) { e.failing = true }, time.Hour, 6, "w3: failures"},
 	} {
@@ -171,6 +171,7 @@ func TestAHungWorkerGetsFewNewClients(t *testing.T) {
 func TestLookupsAreNoSignThatAWorkerComputes(t *testing.T) {
 	for _, lookup := range []bool{true, false} {
 		b := newBed(t, 8, func(c *Config) { c.Policy.Cap.Hard, c.Policy.PinOverflow = 100, true })
+		b.patience = 4 * time.Second
 		shared := &bookings{}
 		b.clients(16, 500*time.Millisecond, 2000, nil)
 		b.run(8 * time.Second)
@@ -309,7 +310,7 @@ func TestAPauseOfTheRouterIsNotAWait(t *testing.T) {
 		// An earlier request of w1 was lost. A later one overtakes it.
 		mustPickAt(t, r, start, &Query{ID: "lost", PromptTokens: 1000, Pin: &Pin{Worker: "w1", Rank: kvindex.NoRank}})
 		var w2 ReservationID
-		for _, worker := range []string{"w2", "w1", "w0"} {
+		for _, worker := range []string{"w2", "w2", "w1", "w0"} {
 			id := mustPickAt(t, r, start+10*time.Millisecond, &Query{ID: worker, PromptTokens: 1000, Pin: &Pin{Worker: worker, Rank: kvindex.NoRank}})
 			if worker == "w2" {
 				w2 = id
@@ -336,7 +337,7 @@ func TestAPauseOfTheRouterIsNotAWait(t *testing.T) {
 }
 
 // A replica that hangs does not tell of first tokens. Its bookings, and their end, make no
-// target suspect, and a booking of this replica that waits as long does.
+// target suspect, and two bookings of this replica that wait as long do.
 func TestAReplicaThatHangsMakesNoSuspect(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -346,13 +347,14 @@ func TestAReplicaThatHangsMakesNoSuspect(t *testing.T) {
 	}{
 		{"copies wait", false, func(*Router, time.Duration) {}, ""},
 		{"copies are released", false, func(r *Router, now time.Duration) { r.RemoteRelease(now, "other", 1) }, ""},
-		{"an own request waits", true, func(*Router, time.Duration) {}, silentTarget},
+		{"two own requests wait", true, func(*Router, time.Duration) {}, silentTarget},
 	} {
 		b := newBed(t, 3, nil)
 		to := func(now time.Duration, worker string) ReservationID {
 			return mustPickAt(t, b.r, now, &Query{ID: "x", PromptTokens: 1000, Pin: &Pin{Worker: worker, Rank: kvindex.NoRank}})
 		}
 		if tc.own {
+			to(0, "w2")
 			to(0, "w2")
 		} else if !b.r.ApplyRemote(0, Booking{Replica: "other", ID: 1, Decode: b.r.targets[2].info.Target, Miss: 1000, KV: 1000}) {
 			t.Fatal("the copy was not applied")
@@ -520,6 +522,7 @@ func TestSlowWorkersAreNotSuspect(t *testing.T) {
 // it is avoided elsewhere.
 func TestNothingElseThanASuspect(t *testing.T) {
 	b := newBed(t, 8, nil)
+	b.patience = 4 * time.Second
 	b.engines[3].hung = true
 	b.clients(40, 500*time.Millisecond, 2000, nil)
 	b.run(20 * time.Second)
@@ -649,6 +652,7 @@ func TestAnAnswerOfDecodeSaysNothingOfPrefill(t *testing.T) {
 			return id
 		}
 		id := ask(0, 0)
+		ask(0, 0)
 		for now := time.Second; now <= 20*time.Second; now += time.Second {
 			other := ask(now, 1)
 			r.PrefillDone(now+10*time.Millisecond, other)

@@ -65,6 +65,9 @@ func (j *job) query(w *work) {
 	if w.in.known && !j.idle {
 		w.query.Sequences = w.in.body.Choices()
 	}
+	if name, n := j.headers(j.d.cfg.Tenants.Name()); n == 1 {
+		w.query.Owner = name
+	}
 	w.query.Final, w.query.Idle = j.final(w.in.body), j.idle
 	if j.cacheReads == 0 {
 		w.query.Conversation = "" // neither follows a binding nor moves it

@@ -76,6 +76,7 @@ func TestAPauseOfTheProcessMakesNoWorkerSuspect(t *testing.T) {
 			}
 			ask(0, true)
 			ask(1, false)
+			ask(1, false)
 			ask(0, true)
 			if tc.paused {
 				stop()
@@ -163,5 +164,35 @@ func TestASidecarsAnswerShowsItsPrefill(t *testing.T) {
 				t.Errorf("status %d: got suspicion %q, want %q", code, got, want)
 			}
 		})
+	}
+}
+
+// What waits shows that a worker hangs, for everybody only if it is of two tenants where these are known.
+func TestWaitsOfOneTenantConcernOnlyThis(t *testing.T) {
+	for _, tc := range []struct{ yaml, one, other, want string }{
+		{"", "bad", "bad", "no first token"},
+		{"tenants: {header: x-tenant}\n", "bad", "bad", ""},
+		{"tenants: {header: x-tenant}\n", "bad", "good", "no first token"},
+		{"tenants: {salt_header: x-tenant}\n", "bad", "bad", ""},
+		{"tenants: {salt_header: x-tenant}\n", "bad", "good", "no first token"},
+	} {
+		b := newBench(t, "routing: {trust_overrides: true}\n"+tc.yaml, worker("a", 0), worker("b", 0), worker("c", 0))
+		var late time.Duration
+		b.now = func() time.Time { return time.Now().Add(late) }
+		ask := func(name, tenant string, answered bool) {
+			d, _ := b.ask("/v1/completions", completion(100, ""), pinHeader, name, saltHeader, tenant)
+			if answered {
+				d.Ticket.ResponseHeaders(200, d.Endpoint)
+			}
+			late += 10 * time.Second
+		}
+		ask("a", tc.one, true)
+		ask("b", tc.one, false)
+		ask("b", tc.other, false)
+		ask("a", tc.other, true)
+		ask("a", "third", true)
+		if got := b.suspicion(b.fleet.View().Member("b").Slots[0]); got != tc.want {
+			t.Errorf("%q, waits of %s and %s: got suspicion %q, want %q", tc.yaml, tc.one, tc.other, got, tc.want)
+		}
 	}
 }

@@ -343,9 +343,7 @@ func (w *work) flowTenant(f *config.Flow) string {
 			}
 		}
 	case config.FairTenant:
-		if value, n := w.headers(w.d.cfg.Tenants.Name()); n == 1 {
-			return strings.Clone(value)
-		}
+		return strings.Clone(w.query.Owner)
 	}
 	return ""
 }

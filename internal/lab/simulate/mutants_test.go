@@ -40,7 +40,7 @@ var mutants = []struct {
 	},
 	{
 		"failing targets stay suspect", "routing/suspect.go",
-		"t.health.Failures, t.health.Blamed = 0, Key{}", "_ = t", "TestCore", false,
+		"t.health.Failures, t.health.Blamed = 0, party{}", "_ = t", "TestCore", false,
 	},
 	{
 		"targets whose answers broke off stay suspect", "routing/suspect.go",
