@@ -27,6 +27,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/decide"
+	"github.com/kvlane/kvlane/internal/lab/enginesim"
 	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/workers"
 )
@@ -344,25 +345,14 @@ func TestNoHostTakesAllConnections(t *testing.T) {
 
 // The ports of a running Kvlane have this bound too.
 func TestPortsHaveTheirBound(t *testing.T) {
-	probes, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := enginesim.FreePorts(3)
 	if err != nil {
 		t.Fatal(err)
 	}
-	requests, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	events, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, l := range []net.Listener{probes, requests, events} {
-		_ = l.Close()
-	}
-	health := probes.Addr().String()
-	_, admin, _ := started(t, fmt.Sprintf("listen: {address: %q, events: %q, health: %q}\n", requests.Addr(), events.Addr(), health))
+	health, requests, events := fmt.Sprint("127.0.0.1:", port), fmt.Sprint("127.0.0.1:", port+1), fmt.Sprint("127.0.0.1:", port+2)
+	_, admin, _ := started(t, fmt.Sprintf("listen: {address: %q, events: %q, health: %q}\n", requests, events, health))
 	for address, limit := range map[string]int{
-		strings.TrimPrefix(admin, "http://"): maxOfHost, health: maxOfHost, requests.Addr().String(): maxRequestsOf, events.Addr().String(): maxRequestsOf,
+		strings.TrimPrefix(admin, "http://"): maxOfHost, health: maxOfHost, requests: maxRequestsOf, events: maxRequestsOf,
 	} {
 		var all []net.Conn // the kernel accepts them in order
 		for range limit + 1 {

@@ -76,12 +76,11 @@ func served(t *testing.T, more string) serving {
 // servedUntil is served, but returns once the log has a text.
 func servedUntil(t *testing.T, more, text string) serving {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := enginesim.FreePorts(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	admin := l.Addr().String()
-	_ = l.Close()
+	admin := fmt.Sprint("127.0.0.1:", port)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "k.yaml")
 	write := func(more string) {
