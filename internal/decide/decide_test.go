@@ -398,6 +398,9 @@ func TestWhatIsNotComputedIsNoLoad(t *testing.T) {
 		{"/v1/completions/render", `{"model":"demo","prompt":"` + long + `"}`, 0, 0},
 		{"/v1/chat/completions", `{"model":"demo","messages":[{"role":7,"content":"` + long + `"}]}`, 1, refusedTokens},
 		{"/v1/completions", `{"model":"demo","prompt":"` + long + `"}`, 5000, 5001},
+		{"/rerank", `{"model":"demo","query":"a","documents":["b"],"pad":"` + long + `"}`, 0, 10},
+		{"/rerank", `{"model":"demo","query":"a","documents":["b","` + long + `"]}`, 5000, 5010},
+		{"/detokenize", `{"model":"demo","tokens":[1],"pad":"` + strings.Repeat(long, 10) + `"}`, 0, 8192},
 	} {
 		d, e := b.ask(c.path, c.body)
 		if load := b.ledger().Targets[0].Load.Queue; load < c.least || load > c.most || e.Matched != 0 || d.Reject != nil {

@@ -6,10 +6,8 @@ import (
 
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
-	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
 	"github.com/kvlane/kvlane/internal/tokens/shape"
-	"github.com/kvlane/kvlane/routing"
 )
 
 // tokens holds a prompt's token ids, as far as they are known.
@@ -65,8 +63,6 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 		refused = refused && !refusal.Guessed
 		if t.count = in.body.EstimateTokens(); refused {
 			t.count = min(t.count, refusedTokens)
-		} else if in.body.Form == body.FormNone {
-			t.count = routing.EstimateTokens(len(j.r.Body)) // such as a query with documents
 		}
 		return &tokens{count: t.count, refused: refused}, j.withoutIDs(t.made != nil && exact.Err() != nil, err)
 	}

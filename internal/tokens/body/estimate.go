@@ -1,6 +1,9 @@
 package body
 
-import "unicode/utf8"
+import (
+	"slices"
+	"unicode/utf8"
+)
 
 // maxEstimated bounds, in bytes of JSON, the text whose characters are counted. For longer prompts the length of the
 // JSON without non-text parts is used, which is accurate enough at that size.
@@ -15,16 +18,20 @@ func (a API) EstimateTokens(raw []byte) int64 {
 	if a == Audio && len(raw) > 0 && raw[0] != '{' {
 		return int64(len(raw) / audioToken)
 	}
+	if a == Unknown {
+		return min(quarter(len(raw)), unknownTokens)
+	}
 	return quarter(len(raw))
 }
 
 // EstimateTokens estimates the number of prompt tokens without tokenizing: a quarter of the characters (not bytes) of a
-// text, or the exact number of ids. Images and other parts without text count as zero.
+// text, or the exact number of ids. Images and other parts without text count as zero. Of a request without a prompt
+// the texts to compare count.
 func (r *Request) EstimateTokens() int64 {
 	raw := r.Prompt.Of(r.Body)
 	switch {
 	case r.Form == FormNone:
-		return 0
+		return r.estimateTexts()
 	case r.Form == FormIDs:
 		return int64(r.Count)
 	case len(raw) > maxEstimated:
@@ -54,6 +61,25 @@ func (r *Request) EstimateTokens() int64 {
 		}
 	}
 	return quarter(chars)
+}
+
+// texts are the fields of scores, rankings and embeddings that engines compute. Sources: vLLM 0.33, SGLang 0.5.23.
+var texts = []string{"query", "queries", "documents", "text_1", "text_2", "data_1", "data_2", "items"}
+
+// unknownTokens bounds the estimate of a request of which nothing is known to be computed.
+const unknownTokens = 8192
+
+func (r *Request) estimateTexts() int64 {
+	n, found := 0, false
+	EachMember(r.Body, func(key, value []byte) {
+		if slices.ContainsFunc(texts, func(name string) bool { return IsKey(key, name) }) {
+			n, found = n+len(value), true
+		}
+	})
+	if !found {
+		return min(quarter(len(r.Body)), unknownTokens)
+	}
+	return quarter(n)
 }
 
 // textless returns the bytes of the messages' parts without text, such as images.
