@@ -117,7 +117,25 @@ var plain = regexp.MustCompile(`charset="?(utf-8|us-ascii|iso-8859-1)`)
 // encodings than those above, and names that a * continues or encodes, might spell it differently.
 func FormMayName(kind string, raw []byte) bool {
 	return strings.Count(kind, "charset") > len(plain.FindAllString(kind, -1)) || bytes.Contains(raw, []byte(body.FieldVLLMXArgs.String())) ||
-		bytes.Count(raw, []byte("name*")) > bytes.Count(raw, []byte("filename*"))
+		encodesName(raw)
+}
+
+// encodesName reports whether a form has a parameter "name" that a * continues or encodes (RFC 2231), in any case: Python's
+// email package reads it. That of a file's name is harmless.
+func encodesName(raw []byte) bool {
+	ends := func(text []byte, name string) bool {
+		return len(text) >= len(name) && strings.EqualFold(string(text[len(text)-len(name):]), name)
+	}
+	for {
+		i := bytes.IndexByte(raw, '*')
+		if i < 0 {
+			return false
+		}
+		if before := bytes.TrimRight(raw[:i], " \t\r\n"); ends(before, "name") && !ends(before, "filename") {
+			return true
+		}
+		raw = raw[i+1:]
+	}
 }
 
 // cleanParams keeps prompt_token_ids, which replace a prompt and carry no address.

@@ -114,7 +114,7 @@ func FuzzClean(f *testing.F) {
 
 // A form in which a reader of forms finds the field is found.
 func FuzzFormMayName(f *testing.F) {
-	for _, head := range []string{`name="vllm_xargs"`, "name=vllm_xargs", "name*=utf-8''vllm%5Fxargs", `name*0="vllm_"; name*1=xargs`, `filename*=utf-8''a; name="vllm_xargs"`} {
+	for _, head := range []string{`name="vllm_xargs"`, "name=vllm_xargs", "name*=utf-8''vllm%5Fxargs", `name*0="vllm_"; name*1=xargs`, `NAME*0="vllm_"; Name*1=xargs`, `filename*=utf-8''a; name="vllm_xargs"`} {
 		f.Add("multipart/form-data; boundary=b", []byte("--b\r\nContent-Disposition: form-data; "+head+"\r\n\r\n{}\r\n--b--\r\n"))
 	}
 	f.Fuzz(func(t *testing.T, kind string, raw []byte) {
