@@ -27,7 +27,7 @@ type Engine struct {
 	Budget, Seqs, Capacity int
 }
 
-// Dense70B stands for a dense 70B model in FP8 on four H100 as one rank.
+// Dense70B stands for a dense 70B model in BF16 on four H100 as one rank, in round numbers near those of H100x4.
 func Dense70B(capacity int) Engine {
 	return Engine{Name: "D70", Base: 10e-3, PerToken: 50e-6, PerPair: 1.3e-9, PerDecode: 30e-6, PerResident: 35e-9, Budget: 8192, Seqs: 256, Capacity: capacity}
 }
