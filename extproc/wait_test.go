@@ -3,6 +3,7 @@ package extproc
 import (
 	"context"
 	"maps"
+	"sync/atomic"
 	"testing"
 
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
@@ -72,5 +73,46 @@ func TestAPostponedDecisionEnds(t *testing.T) {
 	got, err := b.play(t.Context(), &call{request: filterv3.ProcessingMode_BUFFERED, headers: benchHeaders, chunks: [][]byte{[]byte("x")}})
 	if err != nil || got.immediate == nil || b.failed(FailurePanic) != 1 {
 		t.Errorf("got %+v, %v and %d panics, want the answer of one", got, err, b.failed(FailurePanic))
+	}
+}
+
+// Bodies whose decisions wait stay counted: another one is refused where they fill the bounds, and none gives way to it.
+func TestBodiesOfPostponedDecisionsCount(t *testing.T) {
+	const size = 100_000
+	for _, o := range []Options{{MaxBodies: 3}, {MaxBodyBytes: 4*size - 1}} {
+		waiting, free, ended := make(chan bool, 3), make(chan struct{}), make(chan *planeResult, 3)
+		var asked atomic.Int32
+		h := handlerFunc(func(context.Context, *Request) Decision {
+			ready := make(chan struct{})
+			close(ready)
+			if asked.Add(1) > 3 {
+				return Decision{}
+			}
+			return Decision{Wait: &Wait{Ready: ready, Resume: func() Decision { // a first wait is over: what it releases is released
+				waiting <- true
+				return Decision{Wait: &Wait{Ready: free, Resume: func() Decision { return Decision{} }}}
+			}}}
+		})
+		b := newBed(t, o, h)
+		play := func() (*planeResult, error) {
+			return b.play(t.Context(), &call{request: filterv3.ProcessingMode_BUFFERED, headers: benchHeaders, chunks: [][]byte{make([]byte, size)}})
+		}
+		for range 3 {
+			go func() { r, _ := play(); ended <- r }()
+			<-waiting
+		}
+		if n, held := b.srv.InFlight(); n != 3 || held < 3*size {
+			t.Errorf("got %d bodies of %d bytes while three of %d wait, want all", n, held, size)
+		}
+		if r, err := play(); err != nil || r.immediate == nil {
+			t.Errorf("at most %d bodies or %d bytes: got %v and no refusal for a fourth body, want one", o.MaxBodies, o.MaxBodyBytes, err)
+		}
+		close(free)
+		for range 3 {
+			if r := <-ended; r == nil || r.immediate != nil {
+				t.Error("a body that waited got no decision")
+			}
+		}
+		waitFor(t, func() bool { n, held := b.srv.InFlight(); return n == 0 && held == 0 })
 	}
 }
