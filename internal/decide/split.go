@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
@@ -33,7 +32,7 @@ func newLegs(c *config.Config) (*disagg.Runner, error) {
 		return nil, nil
 	}
 	legs, err := disagg.NewRunner(c.Disagg.Connector,
-		disagg.Options{Append: c.Disagg.FirstToken == "append", Trust: c.Disagg.Trust, Machine: rand.Uint64()},
+		disagg.Options{Append: c.Disagg.FirstToken == "append", Trust: c.Disagg.Trust},
 		disagg.RunnerOptions{Proxy: c.Envoy.Prefill, Header: steering.PrefillPick, Timeout: c.Disagg.Timeout.Std(), HeadStart: c.Disagg.HeadStart.Std(),
 			Budget: legBudget(c.Envoy.MessageTimeout.Std())})
 	if err != nil {

@@ -80,14 +80,14 @@ type Exchange struct {
 	Prefill, Decode Side
 	Unique          Unique
 
-	snowflake uint64 // of the attempt; 0 before number is called
-	charge    charge
+	transfer uint64 // of the attempt; 0 before number is called
+	charge   charge
 }
 
 // Begin starts an attempt with a prefill side and discards the state of an earlier one.
 func (x *Exchange) Begin(prefill Side, u Unique) {
 	x.End()
-	x.Prefill, x.Unique, x.snowflake = prefill, u, 0
+	x.Prefill, x.Unique, x.transfer = prefill, u, 0
 }
 
 // End releases the prefill engine's answer from the runner's Room. Call it when neither the answer nor the failure is
@@ -96,10 +96,10 @@ func (x *Exchange) End() { x.charge.free() }
 
 // number returns the attempt's number, the same on both legs.
 func (x *Exchange) number(p *Protocol) uint64 {
-	if x.snowflake == 0 {
-		x.snowflake = p.snowflake()
+	if x.transfer == 0 {
+		x.transfer = p.transferID()
 	}
-	return x.snowflake
+	return x.transfer
 }
 
 // Leg is the request to an engine, as changes to the client's.

@@ -179,31 +179,20 @@ func TestRooms(t *testing.T) {
 	})
 }
 
-// Numbers grow, stay within 63 bits, and do not repeat across goroutines.
-func TestSnowflakes(t *testing.T) {
-	p, err := New("trtllm", Options{Machine: 1 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
-	const each = 20_000 // more than the counter's range within a millisecond
-	got := make(chan []uint64, 4)
-	for range cap(got) {
-		go func() {
-			list := make([]uint64, each)
-			for i := range list {
-				list[i] = p.snowflake()
+// Numbers of replicas are above those of TensorRT-LLM's servers, within 63 bits, and never equal.
+func TestTransferIDs(t *testing.T) {
+	seen := map[uint64]bool{}
+	for range 4 {
+		p, err := New("trtllm", Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 25_000 {
+			n := p.transferID()
+			if n < 1<<42 || n>>63 != 0 || seen[n] {
+				t.Fatalf("got %d, seen before %v", n, seen[n])
 			}
-			got <- list
-		}()
-	}
-	seen := make(map[uint64]bool, 4*each)
-	for range cap(got) {
-		last := uint64(1) << 42
-		for _, n := range <-got {
-			if n <= last || n>>63 != 0 || seen[n] {
-				t.Fatalf("%d after %d, seen %v", n, last, seen[n])
-			}
-			last, seen[n] = n, true
+			seen[n] = true
 		}
 	}
 }

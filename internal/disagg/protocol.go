@@ -5,9 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
-	"sync/atomic"
-	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 
@@ -51,7 +50,6 @@ type Protocol struct {
 	pages *lru.Cache[string, workerPage]
 
 	options Options
-	last    *atomic.Uint64 // the last number returned by snowflake
 }
 
 // Options of a Protocol.
@@ -60,13 +58,11 @@ type Options struct {
 	Append bool
 	// Trust keeps the transfer parameters of clients' requests.
 	Trust bool
-	// Machine distinguishes replicas; its lower 10 bits are used.
-	Machine uint64
+	// Random returns 64 random bits; nil means rand.Uint64.
+	Random func() uint64
 	// Get fetches a small JSON page from a worker, for protocols that need one (Mooncake, TensorRT-LLM generation
 	// first). address is the address to dial; api reports whether it is the worker's API rather than a separate port.
 	Get func(ctx context.Context, address, path string, api bool) ([]byte, error)
-	// Now is the clock; nil means time.Now.
-	Now func() time.Time
 }
 
 // protocols maps the names of connectors to constructors.
@@ -92,9 +88,9 @@ func New(name string, o Options) (*Protocol, error) {
 		return nil, fmt.Errorf("no connector %q", name)
 	}
 	p := make()
-	p.Name, p.options, p.last = name, o, new(atomic.Uint64)
-	if p.options.Now == nil {
-		p.options.Now = time.Now
+	p.Name, p.options = name, o
+	if p.options.Random == nil {
+		p.options.Random = rand.Uint64
 	}
 	if p.pages != nil && o.Get == nil {
 		return nil, fmt.Errorf("connector %s: nothing to ask workers with", name)
@@ -210,18 +206,6 @@ func (a *Answer) member(name string) []byte { return body.Member(a.raw, name) }
 
 var errNoAnswer = errors.New("the decode leg needs the prefill answer")
 
-// snowflake returns a number that is unique among replicas: 41 bits of milliseconds, 10 of the
-// machine, 12 of a counter, in TensorRT-LLM's layout. The numbers of one Protocol increase.
-func (p *Protocol) snowflake() uint64 {
-	const low = 12
-	now := uint64(p.options.Now().UnixMilli()) & (1<<41 - 1)
-	for {
-		last, next := p.last.Load(), now<<low
-		if next <= last {
-			next = last + 1
-		}
-		if p.last.CompareAndSwap(last, next) {
-			return next>>low<<22 | (p.options.Machine&(1<<10-1))<<low | next&(1<<low-1)
-		}
-	}
-}
+// transferID returns a number for a request that no other replica chooses: 62 random bits, above the numbers that
+// TensorRT-LLM's servers give themselves (below 2^42).
+func (p *Protocol) transferID() uint64 { return 1<<62 | p.options.Random()>>2 }

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cockroachdb/datadriven"
 
@@ -92,8 +91,7 @@ func (s *story) create(t *testing.T, d *datadriven.TestData) string {
 		}
 	}
 	var err error
-	s.p, err = New(d.CmdArgs[0].Key, Options{Append: d.HasArg("append"), Trust: d.HasArg("trust"), Machine: 3,
-		Now: func() time.Time { return time.UnixMilli(1_700_000_000_000) },
+	s.p, err = New(d.CmdArgs[0].Key, Options{Append: d.HasArg("append"), Trust: d.HasArg("trust"), Random: func() uint64 { return 12 },
 		Get: func(_ context.Context, address, path string, api bool) ([]byte, error) {
 			s.asked = append(s.asked, fmt.Sprintf("GET %s%s api=%v\n", address, path, api))
 			page, ok := s.pages[address+path]
@@ -112,7 +110,7 @@ func (s *story) create(t *testing.T, d *datadriven.TestData) string {
 }
 
 func (s *story) request(t *testing.T, d *datadriven.TestData) string {
-	s.x.Path, s.x.IDs, s.x.Conversation, s.x.snowflake = "/v1/completions", nil, "", 0
+	s.x.Path, s.x.IDs, s.x.Conversation, s.x.transfer = "/v1/completions", nil, "", 0
 	for _, arg := range d.CmdArgs {
 		switch arg.Key {
 		case "path":

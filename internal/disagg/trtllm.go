@@ -18,7 +18,7 @@ var trtAPIs = []body.API{body.Chat, body.Completions}
 func trtContextFirst() *Protocol {
 	return &Protocol{Portable: true, apis: trtAPIs, single: true, arranged: trtArranged, local: trtLocal, edited: trtEdited,
 		prefill: func(_ context.Context, p *Protocol, x *Exchange) (Leg, error) {
-			return Leg{Edits: trtContext(x, setNumber(p.snowflake(), disaggParams, "disagg_request_id"), setText("context_first", disaggParams, "schedule_style")),
+			return Leg{Edits: trtContext(x, setNumber(p.transferID(), disaggParams, "disagg_request_id"), setText("context_first", disaggParams, "schedule_style")),
 				Headers: TRTSession(x.Conversation)}, nil
 		},
 		decode: trtDecode}
