@@ -25,9 +25,15 @@ func (a API) EstimateTokens(raw []byte) int64 {
 }
 
 // EstimateTokens estimates the number of prompt tokens without tokenizing: a quarter of the characters (not bytes) of a
-// text, or the exact number of ids. Images and other parts without text count as zero. Of a request without a prompt
+// text, or the exact number of ids. Of messages the calls of tools and other members count as written, too, and so do
+// further fields that hold a prompt; images and other parts without text count as zero. Of a request without a prompt
 // the texts to compare count.
 func (r *Request) EstimateTokens() int64 {
+	const idBytes = 16 // in base64, of three ids with 4 bytes each
+	return r.estimatePrompt() + quarter(len(r.Get("previous_input_messages"))) + int64(len(r.Get("prompt_token_ids_b64")))*3/idBytes
+}
+
+func (r *Request) estimatePrompt() int64 {
 	raw := r.Prompt.Of(r.Body)
 	switch {
 	case r.Form == FormNone:
@@ -54,7 +60,7 @@ func (r *Request) EstimateTokens() int64 {
 		}
 	case FormMessages, FormItems:
 		for _, e := range r.Elements {
-			chars += contentLength(Member(e.Of(r.Body), "content"))
+			chars += messageLength(e.Of(r.Body))
 		}
 		if raw[0] == '"' { // Responses also accepts a string
 			chars += textLength(raw)
@@ -94,6 +100,17 @@ func (r *Request) textless() (n int) {
 			}
 		})
 	}
+	return n
+}
+
+// messageLength returns the number of characters of a message's content, and the bytes of its other members.
+func messageLength(message []byte) int {
+	n := contentLength(Member(message, "content"))
+	EachMember(message, func(key, value []byte) {
+		if !IsKey(key, "content") && !IsKey(key, "role") {
+			n += len(value)
+		}
+	})
 	return n
 }
 

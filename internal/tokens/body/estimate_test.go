@@ -31,6 +31,9 @@ func TestEstimates(t *testing.T) {
 		"very long":              {Completions, `{"prompt":"` + text(maxEstimated*2) + `"}`, (maxEstimated*2 + 2) / 4},
 		"a large image":          {Chat, `{"messages":[{"content":[{"image_url":"` + text(maxEstimated) + `"}]},{"content":[{"text":"` + text(maxEstimated) + `"}]}]}`, (maxEstimated + 40) / 4},
 		"empty messages":         {Chat, `{"messages":[]}`, 0},
+		"calls of tools":         {Chat, `{"messages":[{"content":[{"image_url":"x"}]},{"role":"assistant","tool_calls":[{"function":{"arguments":"` + text(4000) + `"}}],"reasoning_content":"` + text(400) + `"}]}`, 1108},
+		"ids in base64":          {Completions, `{"prompt":"x","prompt_token_ids_b64":"` + text(1600) + `"}`, 300},
+		"earlier messages":       {Responses, `{"input":"x","previous_input_messages":["` + text(396) + `"]}`, 100},
 		"an object as prompt":    {Completions, `{"prompt":{}}`, 0},
 	} {
 		r, err := Parse(c.api, []byte(c.body))
