@@ -9,11 +9,16 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rs/zerolog"
+
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/disagg"
 	"github.com/kvlane/kvlane/internal/fleet"
+	"github.com/kvlane/kvlane/internal/observe"
 	"github.com/kvlane/kvlane/internal/steering"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
+	"github.com/kvlane/kvlane/internal/workers"
 )
 
 // evilFields are fields in which a client may name a host, a port, an engine, a room, a request id or a rank, or make an engine
@@ -306,5 +311,47 @@ func TestNoClientNamesRequestsOfOthers(t *testing.T) {
 			t.Errorf("%s %.80s: got %+v and %s, want %q", c.path, c.body, d.Reject, got, c.want)
 		}
 		end(&d, 200)
+	}
+}
+
+// An id that the model does not have ends a stock SGLang. vLLM refuses it by itself.
+func TestNoIDsEndAnSGLang(t *testing.T) {
+	m, err := qwen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for engine, refuses := range map[shape.Engine]bool{shape.SGLang: true, shape.VLLM: false} {
+		served := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m, Engine: engine}
+		served.Config.Check.Disabled = true
+		c := config.Default()
+		b, err := New(Options{Config: &c, Models: []*fleet.Model{served}, Metrics: observe.New("test"), Log: zerolog.Nop()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(b.Close)
+		w := worker("a", 0)
+		w.Engine = engine.String()
+		b.Fleet().SetWorkers([]workers.Worker{w})
+		for _, c := range []struct {
+			path, fields string
+			bad          bool
+		}{
+			{"/v1/completions", `"prompt":[-1]`, true}, {"/v1/completions", `"prompt":[999999999]`, true}, {"/v1/completions", `"prompt":[[1],[999999999]]`, true},
+			{"/v1/completions", `"prompt":[[1],["999999999"]]`, true}, {"/v1/completions", `"pr\u006fmpt":[1e9]`, true}, {"/v1/completions", `"prompt":[151669]`, true},
+			{"/v1/completions", `"prompt":[-1],"prompt":"x"`, true}, {"/v1/completions", `"prompt":"x","stop_token_ids":[999999999]`, true},
+			{"/generate", `"input_ids":[-1]`, true}, {"/generate", `"input_ids":["999999999"]`, true}, {"/generate", `"input_ids":[[1],[2],[999999999]]`, true},
+			{"/generate", `"text":"x","sampling_params":{"stop_token_ids":[-1]}`, true}, {"/generate", `"text":["x"],"sampling_params":[{"stop_token_ids":[-1]}]`, true},
+			{"/v1/chat/completions", `"messages":[{"role":"user","content":"x"}],"input_ids":[999999999]`, true},
+			{"/v1/embeddings", `"input":[999999999]`, true}, {"/v1/score", `"query":"x","items":[[999999999]]`, true}, {"/v1/score", `"query":"x","items":["x"],"label_token_ids":[999999999]`, true},
+			{"/v1/completions", `"prompt":[1,151668]`, false}, {"/v1/completions", `"prompt":["999999999","-1"]`, false}, {"/v1/completions", `"prompt":[[1],[2,3]]`, false},
+			{"/generate", `"input_ids":[1,2],"sampling_params":{"stop_token_ids":[3],"max_new_tokens":4}`, false}, {"/v1/embeddings", `"input":"x"`, false},
+			{"/v1/responses", `"input":[{"role":"user","content":"x"}]`, false}, {"/v1/completions", `"prompt":"x","stop_token_ids":null`, false},
+		} {
+			d := extproc.Await(t.Context(), b.Decide(t.Context(), &extproc.Request{ID: "r", Method: "POST", Path: c.path, Body: []byte(`{"model":"demo",` + c.fields + `}`)}))
+			if refused := d.Reject != nil && d.Reject.Details == "kvlane_token_ids" && d.Reject.Status == 400; refused != (c.bad && refuses) || !refused && d.Reject != nil {
+				t.Errorf("%v, %s with %s: got %+v, want refused %v", engine, c.path, c.fields, d.Reject, c.bad && refuses)
+			}
+			end(&d, 200)
+		}
 	}
 }

@@ -56,6 +56,11 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 		j.degraded = degradedModel
 		return &tokens{count: in.body.EstimateTokens()}, nil
 	}
+	if in.model.Engine == shape.SGLang && in.model.Tokens != nil {
+		if err := in.model.Tokens.EndsSGLang(in.body.Body); err != nil {
+			return nil, j.fail(400, "kvlane_token_ids", err.Error())
+		}
+	}
 	t := &tokens{}
 	res, err := j.ids(ctx, exact, in, t)
 	if err != nil {
