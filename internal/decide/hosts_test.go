@@ -355,3 +355,19 @@ func TestNoIDsEndAnSGLang(t *testing.T) {
 		}
 	}
 }
+
+// Engines repeat salts and ids of sessions in each of their events.
+func TestLongNamesReachNoEngine(t *testing.T) {
+	b := newBench(t, "", worker("a", 0))
+	for _, field := range []string{`"session_id":"%s"`, `"cache_salt":"%s"`, `"extra_key":["a","%s"]`, `"vllm_xargs":{"session_id":"%s"}`, `"session\u005fid":"%s"`} {
+		for n, refused := range map[int]bool{4000: false, 4095: true, 1 << 20: true} {
+			for _, path := range []string{"/v1/completions", "/other"} {
+				d, _ := b.ask(path, `{"model":"demo","prompt":"x",`+fmt.Sprintf(field, strings.Repeat("x", n))+`}`)
+				if got := d.Reject != nil && d.Reject.Status == 400 && d.Reject.Details == "kvlane_name_too_long"; got != refused {
+					t.Errorf("%s, %d bytes in %s: got %+v, want refused %v", path, n, field, d.Reject, refused)
+				}
+				end(&d, 200)
+			}
+		}
+	}
+}

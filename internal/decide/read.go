@@ -76,7 +76,7 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 		return nil, j.fail(400, "kvlane_invalid_json", err.Error())
 	}
 	in := &input{body: req, known: true, name: req.Model()}
-	if err := cmp.Or(j.readMedia(req), j.readTenant(in)); err != nil {
+	if err := cmp.Or(j.readNames(req), j.readMedia(req), j.readTenant(in)); err != nil {
 		return nil, err
 	}
 	in.conversation = j.conversation(req)
@@ -175,7 +175,7 @@ func (j *job) readUnknown() (*input, error) {
 		return &input{}, j.unread(unread.Reason)
 	}
 	if in := (&input{body: req}); err == nil { // engines refuse other bodies, too
-		return in, cmp.Or(j.readMedia(req), j.readTenant(in))
+		return in, cmp.Or(j.readNames(req), j.readMedia(req), j.readTenant(in))
 	}
 	return &input{}, nil
 }
@@ -195,6 +195,24 @@ func (j *job) findStored(text string) error {
 	if j.stored, ok = j.d.responses.Read(j.d.fleet.View(), tenant, text); !ok && j.d.cfg.Tenants.SaltHeader != "" {
 		return j.failure("kvlane_response_not_found", body.Failure{Status: http.StatusNotFound, Param: "response_id",
 			Message: "Response with id '" + observe.Clip(text) + "' not found."})
+	}
+	return nil
+}
+
+// maxName is the length in bytes, as written, of the longest salt or id of a session that passes: engines repeat it in the
+// event of each block, and keep thousands of events.
+const maxName = 4096
+
+func (j *job) readNames(req *body.Request) error {
+	for _, raw := range [...][]byte{req.Raw(body.FieldSessionID), req.Raw(body.FieldCacheSalt), req.Raw(body.FieldExtraKey), req.Member(body.FieldVLLMXArgs, "session_id")} {
+		longest := len(raw)
+		if longest > maxName && raw[0] == '[' {
+			longest = 0
+			body.EachItem(raw, func(item []byte) { longest = max(longest, len(item)) })
+		}
+		if longest > maxName {
+			return j.fail(400, "kvlane_name_too_long", "cache_salt, extra_key and session_id have at most 4096 bytes")
+		}
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85124
+	totalLimit = 85142
 	totalGoal  = 62000
 )
 
@@ -55,7 +55,7 @@ var rooms = []struct {
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	{"observe", 1659, 1300, []string{"internal/observe"}},
 	// 6 for requests that vLLM refuses as too long, which are not split (decide/split.go).
-	{"decide", 3242, 1700, []string{"internal/decide"}},
+	{"decide", 3260, 1700, []string{"internal/decide"}},
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	// 63 for agents and chat as workloads of scenarios, a worker that hangs, and skewed conversations whose engines decode.
 	{"lab", 11700, 11700, []string{"internal/lab"}},
