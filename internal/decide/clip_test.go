@@ -15,7 +15,7 @@ func TestWhatIsKeptOfAClientIsBounded(t *testing.T) {
 	everything := worker("c", 0)
 	everything.Models = nil
 	b.Fleet().SetWorkers([]workers.Worker{everything})
-	r := b.request("/"+long[:1<<16]+"/v1/completions", `{"model":"`+long+`","prompt":"x","session_id":"`+long+`"}`)
+	r := b.request("/"+long[:1<<16]+"/v1/completions", `{"model":"`+long+`","prompt":"x","session_id":"`+long[:4000]+`"}`)
 	r.ID = long[:1<<16]
 	d := b.Decide(t.Context(), r)
 	e := b.decisions.Find(r.ID)
