@@ -86,12 +86,13 @@ func TestInspect(t *testing.T) {
 			main + `:2:69: workers.static[0].models[0]: "m" has models[].engine vllm, the worker engine sglang: ids are made as for another engine; write the same engine`}},
 		"pods without what their connector needs": {"disagg: {connector: nixl-push}\nworkers: {kubernetes: {pools: [p], worker: {engine: vllm}}}\n", "", []string{
 			main + ":2:36: workers.kubernetes.worker.disagg: the connector nixl-push needs engine_id of a prefill worker, which this template does not have: each such pod has to have it as annotations"}},
-		"pods with it":        {"disagg: {connector: lmcache}\nworkers: {kubernetes: {pools: [p], worker: {disagg: {receiver_host: $ip, receiver_init_ports: [1], receiver_alloc_ports: [2]}}}}\n", "", nil},
-		"Envoy on a name":     {"envoy: {ingress: \"localhost:8080\"}\n", main + ":1:18: envoy.ingress: \"localhost:8080\": Envoy listens on an IP address, not on a name (all of them: 0.0.0.0 or [::])", nil},
-		"Envoy does not wait": {"envoy: {message_timeout: 0s}\n", main + ":1:26: envoy.message_timeout: must be at least 1s: Envoy goes on without Kvlane after it (300s by default)", nil},
-		"events of everybody": {"workers: {static: [{name: a, address: \"10.0.0.1:1\", events: {endpoint: \"tcp://*:5557\"}}]}\n", main + ":1:72: workers.static[0].events.endpoint: \"tcp://*:5557\" is where an engine binds; name the engine's address instead of *", nil},
-		"a pool twice":        {"workers: {kubernetes: {pools: [a, b, a]}}\n", main + ":1:38: workers.kubernetes.pools[2]: \"a\" is pools[0] already", nil},
-		"a wrong zmq":         {"disagg: {connector: p2p-nccl}\nworkers: {kubernetes: {pools: [p], worker: {disagg: {zmq: $ip}}}}\n", main + ":2:59: workers.kubernetes.worker.disagg.zmq: \"$ip\" is not ip:port", nil},
+		"pods with it":            {"disagg: {connector: lmcache}\nworkers: {kubernetes: {pools: [p], worker: {disagg: {receiver_host: $ip, receiver_init_ports: [1], receiver_alloc_ports: [2]}}}}\n", "", nil},
+		"Envoy on a name":         {"envoy: {ingress: \"localhost:8080\"}\n", main + ":1:18: envoy.ingress: \"localhost:8080\": Envoy listens on an IP address, not on a name (all of them: 0.0.0.0 or [::])", nil},
+		"Envoy does not wait":     {"envoy: {message_timeout: 0s}\n", main + ":1:26: envoy.message_timeout: must be at least 1s: Envoy goes on without Kvlane after it (300s by default)", nil},
+		"longer than Envoy takes": {"envoy: {message_timeout: 61m}\n", main + ":1:26: envoy.message_timeout: must be at most 1h: Envoy accepts no longer one", nil},
+		"events of everybody":     {"workers: {static: [{name: a, address: \"10.0.0.1:1\", events: {endpoint: \"tcp://*:5557\"}}]}\n", main + ":1:72: workers.static[0].events.endpoint: \"tcp://*:5557\" is where an engine binds; name the engine's address instead of *", nil},
+		"a pool twice":            {"workers: {kubernetes: {pools: [a, b, a]}}\n", main + ":1:38: workers.kubernetes.pools[2]: \"a\" is pools[0] already", nil},
+		"a wrong zmq":             {"disagg: {connector: p2p-nccl}\nworkers: {kubernetes: {pools: [p], worker: {disagg: {zmq: $ip}}}}\n", main + ":2:59: workers.kubernetes.worker.disagg.zmq: \"$ip\" is not ip:port", nil},
 		"TensorRT-LLM's ranks": {"workers: {static: [{address: \"10.0.0.1:8000\", engine: trtllm, ranks: 4}]}\n", "", []string{
 			main + ":1:70: workers.static[0].ranks: TensorRT-LLM takes a rank only with requests that are split (disagg.connector), and chooses itself otherwise: write rank_by: none"}},
 	} {

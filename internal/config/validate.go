@@ -79,6 +79,7 @@ func (c *Config) validateBounds(bad report) {
 	const least = Duration(time.Second) // Envoy takes 0 as no time at all, not as no limit
 	e, h := &c.Envoy, &c.Workers.Health
 	bad.each([]wrong{
+		{e.MessageTimeout.Std() > time.Hour, "envoy.message_timeout", "must be at most 1h: Envoy accepts no longer one"},
 		{e.MessageTimeout < least, "envoy.message_timeout", "must be at least 1s: Envoy goes on without Kvlane after it (300s by default)"},
 		{e.StallTimeout < least, "envoy.stall_timeout", "must be at least 1s: less fails open on a busy machine (2s by default)"},
 		{e.UploadTimeout < least, "envoy.upload_timeout", "must be at least 1s (1m by default)"},

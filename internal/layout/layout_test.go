@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85142
+	totalLimit = 85143
 	totalGoal  = 62000
 )
 
@@ -61,7 +61,7 @@ var rooms = []struct {
 	{"lab", 11700, 11700, []string{"internal/lab"}},
 	// 31 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go), and for its texts, which filled the log.
 	// 36 for a bound of a repository's files together, and for files that killed downloads left (internal/hub/download.go).
-	{"rim", 9304, 6000, []string{
+	{"rim", 9305, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
