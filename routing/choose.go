@@ -27,6 +27,7 @@ type candidate struct {
 	overlap, miss    int64
 	queue, work      int64
 	kv, active       int64
+	places           int64 // active for Limits.MaxActive: sequences, and what was booked since the report
 	speed, cost      float64
 	ttft             float64 // seconds, set by meet
 	held             int64
@@ -47,9 +48,8 @@ type choice struct {
 	turn                             uint8
 	brings                           int64
 	key                              Key
-	owner                            Key   // Query.Owner
-	tenant                           Key   // with Query.Share
-	sequences                        int64 // 0 without
+	owner                            Key // Query.Owner
+	tenant                           Key // with Query.Share, zero without
 	conversation                     uint32
 	firstTurn, keepBinding, implicit bool
 	held, unmet, anywhere            bool // anywhere: any target that gets capacity will do

@@ -59,7 +59,8 @@ func (d *decision) eligible() {
 	d.counts = [NumReasons]int{}
 	d.bestOverlap, d.unreported = 0, false
 	if d.share = (share{}); d.q.Share > 0 && d.req.leg == mainLeg && d.req.policy.Limits.MaxActive > 0 {
-		d.out.tenant, d.out.sequences = r.config.keyOf(d.q.Tenant), sequences(d.q.Sequences)
+		d.out.tenant = r.config.keyOf(d.q.Tenant)
+		d.out.tenant.Lo |= 1 // of requests without a tenant
 	}
 	for pos, slot := range r.order {
 		t := &r.targets[slot]
@@ -70,7 +71,7 @@ func (d *decision) eligible() {
 		reason := d.admit(slot, t, known, c, &limits)
 		d.counts[reason]++
 		d.ex.row(d, c, reason)
-		if d.out.sequences > 0 && (reason == eligible || reason >= ReasonSubset && reason != ReasonSuspended) {
+		if d.out.tenant != (Key{}) && (reason == eligible || reason >= ReasonSubset && reason != ReasonSuspended) {
 			d.tally(t)
 		}
 		if reason != eligible {
@@ -132,9 +133,10 @@ func (d *decision) weigh(c *candidate, t *target) {
 	c.miss = max(d.q.PromptTokens-c.overlap, 0)
 	c.held = r.held(c.slot)
 	l := &t.load
-	c.queue, c.work, c.kv, c.active = l.Queue, l.Work, l.KV, l.Active
+	c.queue, c.work, c.kv, c.active, c.places = l.Queue, l.Work, l.KV, l.Active, l.Sequences
 	if cost.Transfers {
 		c.active += l.Transferring
+		c.places += l.Transferring
 		c.work += l.TransferTokens
 	}
 	if !t.report.fresh(d.now, r.config.ReportTTL) {
@@ -142,9 +144,11 @@ func (d *decision) weigh(c *candidate, t *target) {
 	}
 	if cost.Reported {
 		c.active = t.report.Running + t.report.Waiting
+		c.places = max(c.places, c.active)
 		return
 	}
 	c.active += t.report.Foreign
+	c.places += t.report.Foreign
 	c.queue += t.report.ForeignTokens
 	c.work += t.report.ForeignTokens
 }
@@ -172,7 +176,7 @@ func (d *decision) admit(slot kvindex.Slot, t *target, models *pool, c *candidat
 		return ReasonPin
 	case t.suspended(d.now, limits.SuspendAfter):
 		return ReasonSuspended
-	case limits.MaxActive > 0 && max(c.active, t.load.Active) >= limits.MaxActive: // reports do not know what was just booked
+	case limits.MaxActive > 0 && c.places >= limits.MaxActive:
 		return ReasonBusyActive
 	case limits.MaxQueue > 0 && c.queue >= limits.MaxQueue:
 		return ReasonBusyQueue

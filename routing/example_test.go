@@ -59,5 +59,5 @@ func Example() {
 	fmt.Println("load left:", router.Load(plan.Decode))
 	// Output:
 	// slot 1: 64 tokens cached, 36 to compute, 36 queued
-	// load left: {0 0 0 0 0 0}
+	// load left: {0 0 0 0 0 0 0}
 }

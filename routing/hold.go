@@ -141,7 +141,7 @@ func (r *Router) Saturation(now time.Duration, model string, limit int64) (satur
 		work += t.load.Queue - t.startedTokens
 		rate += r.config.PrefillRate * t.speed
 		queued, l, none := float64(r.queued(now, t)), &r.config.Policy.Limits, math.Inf(1)
-		full := max(queued/float64(max(limit, 1)), queued/cmp.Or(float64(l.MaxQueue), none), float64(t.load.Active)/cmp.Or(float64(l.MaxActive), none))
+		full := max(queued/float64(max(limit, 1)), queued/cmp.Or(float64(l.MaxQueue), none), float64(t.load.Sequences)/cmp.Or(float64(l.MaxActive), none))
 		if t.report.fresh(now, r.config.ReportTTL) {
 			full = max(full, t.report.KVUsage/cmp.Or(l.MaxKVUsage, none))
 		}

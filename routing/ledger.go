@@ -20,6 +20,8 @@ type Load struct {
 	// their uncached tokens. They count as load only with Cost.Transfers.
 	Transferring   int64 `json:"transferring"`
 	TransferTokens int64 `json:"transfer_tokens"`
+	// Sequences is Active with each request counted for its Query.Sequences where it decodes.
+	Sequences int64 `json:"sequences"`
 }
 
 // ReservationID identifies a reservation. 0 is none. Ids are not reused.
@@ -62,7 +64,7 @@ type reservation struct {
 	Of           party `json:"of,omitzero"`
 	// program is the live conversation that the request is a turn of, with Config.KVTokens.
 	program programKey
-	// Tenant has as many places as Sequences on Decode, with Query.Share.
+	// Tenant has as many places as Sequences on Decode, with Query.Share; zero without.
 	Tenant    Key   `json:"tenant,omitzero"`
 	Sequences int64 `json:"sequences,omitempty"`
 	// serial makes the ids of a reused entry differ.
@@ -155,8 +157,9 @@ func (r *Router) apply(res *reservation, sign int64) {
 		d := &t.load
 		d.KV += sign * res.KV
 		d.Active += sign
-		if res.Sequences > 0 {
-			t.tenants.book(res.Tenant, sign*res.Sequences)
+		d.Sequences += sign * sequences(res.Sequences)
+		if res.Tenant != (Key{}) {
+			t.tenants.book(res.Tenant, sign*sequences(res.Sequences))
 		}
 		if res.Prefill == NoSlot {
 			d.Work += sign * res.Miss
@@ -176,6 +179,7 @@ func (r *Router) apply(res *reservation, sign int64) {
 		p.Work += sign * res.Miss
 		p.KV += sign * res.KV
 		p.Active += sign
+		p.Sequences += sign
 	case transferring:
 		p.Transferring += sign
 		p.TransferTokens += sign * res.Miss

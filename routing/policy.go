@@ -218,7 +218,8 @@ const (
 
 // Limits drop busy targets before anything else. 0 is no limit.
 type Limits struct {
-	// MaxActive bounds the requests of a target, those booked here and those that its engine reports.
+	// MaxActive bounds the sequences of a target, those booked here and those that its engine reports. A request counts
+	// for each of its answers (n, best_of), but needs one free place only.
 	MaxActive int64 `json:"max_active" yaml:"max_active"`
 	// MaxQueue bounds the queued prefill tokens of a target.
 	MaxQueue int64 `json:"max_queue" yaml:"max_queue"`

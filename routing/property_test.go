@@ -242,12 +242,24 @@ func checkRefusal(t *rapid.T, r *Router, now time.Duration, q *Query, err error)
 		switch {
 		case !x.info.Ready, x.info.Draining, x.info.Role == Prefill, x.report.known, q.Subset != nil && !q.Subset.Has(slot),
 			len(q.Exclude) > 0 && q.Exclude[0] == slot, p.Cap.Hard > 0 && x.load.Active >= p.Cap.Hard,
-			p.Limits.MaxActive > 0 && x.load.Active >= p.Limits.MaxActive,
+			p.Limits.MaxActive > 0 && sequencesOn(r, slot) >= p.Limits.MaxActive,
 			p.Limits.MaxQueue > 0 && x.load.Queue >= p.Limits.MaxQueue:
 		default:
 			t.Fatalf("refused (%v) although %s has capacity: %+v", err, x.info.Target, x.load)
 		}
 	}
+}
+
+// sequencesOn counts the answers that the requests in the ledger want of a target.
+func sequencesOn(r *Router, slot kvindex.Slot) (n int64) {
+	for i := range r.ledger.slab {
+		if res := &r.ledger.slab[i]; res.Phase != unused && res.Decode == slot && r.targetOf(slot, res.decodeGen) != nil {
+			n += max(res.Sequences, 1)
+		} else if res.Phase == computing && res.Prefill == slot && r.targetOf(slot, res.prefillGen) != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // checkShare counts the places of a request that was held for its tenant's share.
@@ -258,9 +270,11 @@ func checkShare(t *rapid.T, r *Router, now time.Duration, q *Query) {
 			places += r.config.Policy.Limits.MaxActive
 		}
 	}
+	tenant := r.config.keyOf(q.Tenant)
+	tenant.Lo |= 1
 	for i := range r.ledger.slab {
-		if res := &r.ledger.slab[i]; res.Sequences > 0 && res.Tenant == r.config.keyOf(q.Tenant) && r.targetOf(res.Decode, res.decodeGen) != nil {
-			held += res.Sequences
+		if res := &r.ledger.slab[i]; res.Tenant == tenant && r.targetOf(res.Decode, res.decodeGen) != nil {
+			held += max(res.Sequences, 1)
 		}
 	}
 	if held == 0 || float64(held+max(q.Sequences, 1)) <= q.Share*float64(places) {

@@ -17,6 +17,8 @@ type Booking struct {
 	Prefill kvindex.Target `json:"prefill"`
 	Miss    int64          `json:"miss"`
 	KV      int64          `json:"kv"`
+	// Sequences is that of the Query.
+	Sequences int64 `json:"sequences,omitempty"`
 	// Phase is 1 while the prompt is computed (0 means the same), 2 while its KV cache is
 	// transferred, 3 from the first token on.
 	Phase uint8 `json:"phase,omitempty"`
@@ -52,7 +54,7 @@ func (r *Router) Booking(id ReservationID) (Booking, bool) {
 	if res == nil || r.targetOf(res.Decode, res.decodeGen) == nil {
 		return Booking{}, false
 	}
-	b := Booking{ID: id, Decode: r.targets[res.Decode].info.Target, Miss: res.Miss, KV: res.KV, Phase: uint8(res.Phase)}
+	b := Booking{ID: id, Decode: r.targets[res.Decode].info.Target, Miss: res.Miss, KV: res.KV, Sequences: res.Sequences, Phase: uint8(res.Phase)}
 	if r.targetOf(res.Prefill, res.prefillGen) != nil {
 		b.Prefill = r.targets[res.Prefill].info.Target
 	}
@@ -72,7 +74,7 @@ func (r *Router) ApplyRemote(now time.Duration, b Booking) bool {
 	if prefill != NoSlot {
 		computes = prefill
 	}
-	id := r.book(now, reservation{Decode: decode, Prefill: prefill, Miss: max(b.Miss, 0), KV: max(b.KV, 0),
+	id := r.book(now, reservation{Decode: decode, Prefill: prefill, Miss: max(b.Miss, 0), KV: max(b.KV, 0), Sequences: b.Sequences,
 		Owed:   r.targets[computes].load.Queue + max(b.Miss, 0),
 		remote: remoteLink{key: key, expires: now + r.config.RemoteTTL}}, false)
 	for leg, slot := range [numLegs]kvindex.Slot{decode, prefill} {

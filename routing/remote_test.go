@@ -36,6 +36,29 @@ func TestALongCopyKeepsNoMemoryOfOthers(t *testing.T) {
 	}
 }
 
+// Another replica's request takes as many places here as it has answers; a version that does not send them counts one.
+func TestACopyTakesThePlacesOfItsAnswers(t *testing.T) {
+	from, r := newBed(t, 1, nil).r, newBed(t, 1, nil).r
+	r.config.Policy.Limits.MaxActive = 8
+	for id, want := range map[int64]string{8: "refused", 7: "placed", 0: "placed"} {
+		b, _ := from.Booking(planAt(t, from, 0, &Query{Sequences: id}).Reservation)
+		b.Replica = "other"
+		r.ApplyRemote(0, b)
+		got := "placed"
+		if p, err := r.Pick(0, &Query{}, nil, nil); err != nil {
+			got = "refused"
+		} else {
+			r.Release(0, p.Reservation)
+		}
+		if got != want {
+			t.Errorf("%d answers: %s, want %s", id, got, want)
+		}
+		if r.RemoteRelease(0, "other", b.ID); r.Load(0) != (Load{}) {
+			t.Errorf("%d answers: got %+v left, want nothing", id, r.Load(0))
+		}
+	}
+}
+
 // New conversations that come together go to other places of the round robin at each replica, and a record repeats that.
 func TestNewConversationsTogetherAmongReplicas(t *testing.T) {
 	r := newBed(t, 8, nil).r

@@ -55,7 +55,7 @@ func (r *Router) Report(now time.Duration, slot kvindex.Slot, rep Report) bool {
 		r.staleReports++
 		return false
 	}
-	t.report.set(now, rep, t.load.Active+t.load.Transferring, t.released, r.config.WaitingTokens)
+	t.report.set(now, rep, t.load.Sequences+t.load.Transferring, t.released, r.config.WaitingTokens)
 	r.noteStarted(t, rep)
 	return true
 }
@@ -78,7 +78,7 @@ func (r *Router) ReportWorker(now time.Duration, worker string, rep Report) int 
 	n, active, released := int64(entry.ranks), int64(0), time.Duration(0)
 	for _, slot := range r.order {
 		if t := &r.targets[slot]; t.worker == entry.number {
-			active += t.load.Active + t.load.Transferring
+			active += t.load.Sequences + t.load.Transferring
 			released = max(released, t.released)
 		}
 	}
@@ -124,7 +124,7 @@ func (p *reported) accepts(rep Report) bool {
 	return rep.At >= p.At
 }
 
-// set stores a report. active is the number of requests in the ledger, released is when the last one ended.
+// set stores a report. active is the number of sequences in the ledger, which engines report, released is when the last one ended.
 func (p *reported) set(now time.Duration, rep Report, active int64, released time.Duration, waitingTokens int64) {
 	old := *p
 	*p = reported{known: true, At: rep.At, Received: now, Seq: rep.Seq, Running: rep.Running, Waiting: rep.Waiting, KVUsage: rep.KVUsage}

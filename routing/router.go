@@ -166,7 +166,7 @@ func (r *Router) commit(now time.Duration, q *Query, main, prefill *choice) Plan
 		of.Conversation = main.key
 	}
 	plan.Reservation = r.book(now, reservation{Decode: plan.Decode, Prefill: plan.Prefill, Miss: plan.Miss, KV: q.PromptTokens, Owed: owed,
-		Lookup: q.Lookup, Idle: q.Idle, Tenant: main.tenant, Sequences: main.sequences, conversation: plan.Conversation, Of: of}, !q.Whole)
+		Lookup: q.Lookup, Idle: q.Idle, Tenant: main.tenant, Sequences: q.Sequences, conversation: plan.Conversation, Of: of}, !q.Whole)
 	res := r.ledger.get(plan.Reservation)
 	if r.computes(res).fitOf().Seen >= learnedFrom {
 		plan.TTFT = toDuration(res.Forecast.first())

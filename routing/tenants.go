@@ -53,7 +53,7 @@ func (d *decision) tally(t *target) {
 // exceeds reports whether the request would take more than its tenant's share of places that another tenant may want soon.
 func (d *decision) exceeds() bool {
 	s := &d.share
-	if s.held == 0 || s.other == 0 || d.now-s.other > recently || float64(s.held+d.out.sequences) <= d.q.Share*float64(s.places) || d.q.Waited < 0 {
+	if s.held == 0 || s.other == 0 || d.now-s.other > recently || float64(s.held+sequences(d.q.Sequences)) <= d.q.Share*float64(s.places) || d.q.Waited < 0 {
 		return false
 	}
 	d.ex.sayf("share", "held: its tenant has %d of %d places, and others asked for some", s.held, s.places)

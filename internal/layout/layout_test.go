@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85143
+	totalLimit = 85152
 	totalGoal  = 62000
 )
 

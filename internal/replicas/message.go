@@ -95,7 +95,7 @@ func (w *writer) target(t kvindex.Target) uint32 {
 func (w *writer) booked(b *routing.Booking) {
 	w.entries++
 	w.m.Booked = append(w.m.Booked, &kvlanev1.ReplicaBooking{Id: uint64(b.ID), Decode: w.target(b.Decode), Prefill: w.target(b.Prefill),
-		Miss: uint64(b.Miss), Kv: uint64(b.KV), Phase: uint32(b.Phase), Turn: uint32(b.Turn[0]), InTurn: uint32(b.InTurn), PrefillTurn: uint32(b.Turn[1])})
+		Miss: uint64(b.Miss), Kv: uint64(b.KV), Phase: uint32(b.Phase), Turn: uint32(b.Turn[0]), InTurn: uint32(b.InTurn), PrefillTurn: uint32(b.Turn[1]), Sequences: uint32(b.Sequences)})
 }
 
 func (w *writer) conversation(leg int, b *binding) {
@@ -134,6 +134,6 @@ func targetOf(m *kvlanev1.ReplicaMessage, number uint32) kvindex.Target {
 
 func bookingOf(m *kvlanev1.ReplicaMessage, b *kvlanev1.ReplicaBooking) routing.Booking {
 	return routing.Booking{Replica: m.GetReplica(), ID: routing.ReservationID(b.GetId()), Decode: targetOf(m, b.GetDecode()), Prefill: targetOf(m, b.GetPrefill()),
-		Miss: int64(b.GetMiss()), KV: int64(b.GetKv()), Phase: uint8(b.GetPhase()),
+		Miss: int64(b.GetMiss()), KV: int64(b.GetKv()), Sequences: int64(b.GetSequences()), Phase: uint8(b.GetPhase()),
 		Turn: [numLegs]uint8{uint8(min(b.GetTurn(), 2)), uint8(min(b.GetPrefillTurn(), 2))}, InTurn: uint8(b.GetInTurn() & 3)}
 }

@@ -6,7 +6,9 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvlane/kvlane/kvindex"
 	kvlanev1 "github.com/kvlane/kvlane/proto/kvlane/v1"
+	"github.com/kvlane/kvlane/routing"
 )
 
 type message = kvlanev1.ReplicaMessage
@@ -23,6 +25,17 @@ func recode(t testing.TB, m *message) *message {
 		t.Fatalf("got %v for a message of ours: %v", err, m)
 	}
 	return got
+}
+
+func TestABookingIsSentWhole(t *testing.T) {
+	target := func(worker string) kvindex.Target { return kvindex.Target{Worker: worker, Rank: 1} }
+	want := routing.Booking{Replica: "a", ID: 5, Decode: target("d"), Prefill: target("p"), Miss: 2, KV: 3, Sequences: 8, Phase: 2, Turn: [numLegs]uint8{1, 2}, InTurn: 3}
+	w := writer{m: &message{Version: 1, Replica: "a"}}
+	w.booked(&want)
+	m := recode(t, w.m)
+	if got := bookingOf(m, m.GetBooked()[0]); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
 }
 
 // all returns the messages of o, which owns the lock.

@@ -291,6 +291,7 @@ type booking struct {
 	id              routing.ReservationID
 	decode, prefill *target
 	miss, kv        int64
+	sequences       int64
 	phase           int // 0 computing, 1 transferring, 2 decoding
 	conversation    string
 	remote          routing.Booking
@@ -304,6 +305,7 @@ func (r *replica) loads() map[*target]routing.Load {
 		d := sum[b.decode]
 		d.KV += b.kv
 		d.Active++
+		d.Sequences += max(b.sequences, 1)
 		if b.prefill == nil {
 			d.Work += b.miss
 			if b.phase == 0 {
@@ -321,6 +323,7 @@ func (r *replica) loads() map[*target]routing.Load {
 			p.Work += b.miss
 			p.KV += b.kv
 			p.Active++
+			p.Sequences++
 		case 1:
 			p.Transferring++
 			p.TransferTokens += b.miss
@@ -375,7 +378,7 @@ func (r *replica) receive() {
 	switch m.kind {
 	case booked:
 		r.expire()
-		b := &booking{decode: r.engineOf(m.booking.Decode), miss: m.booking.Miss, kv: m.booking.KV, remote: m.booking, expires: r.w.now + r.w.rules.RemoteTTL}
+		b := &booking{decode: r.engineOf(m.booking.Decode), miss: m.booking.Miss, kv: m.booking.KV, sequences: m.booking.Sequences, remote: m.booking, expires: r.w.now + r.w.rules.RemoteTTL}
 		if m.booking.Prefill.Worker != "" {
 			b.prefill = r.engineOf(m.booking.Prefill)
 		}
@@ -465,7 +468,7 @@ func (w *world) arrive() {
 	r := w.replicas[w.rng.IntN(len(w.replicas))]
 	w.arrived++
 	q := &request{id: w.arrived, r: r, last: w.prompt()}
-	q.q = routing.Query{ID: fmt.Sprint("q", q.id), Model: "m", PromptTokens: int64(len(w.blocks[q.last].path)*blockSize + 1 + w.rng.IntN(3))}
+	q.q = routing.Query{ID: fmt.Sprint("q", q.id), Model: "m", Sequences: int64(q.id % 3), PromptTokens: int64(len(w.blocks[q.last].path)*blockSize + 1 + w.rng.IntN(3))}
 	if w.rng.IntN(3) > 0 {
 		q.q.Conversation = fmt.Sprint("c", w.rng.IntN(8))
 	} else {
@@ -677,7 +680,7 @@ func (r *replica) pick(q *request) error {
 	if err != nil {
 		return err
 	}
-	b := &booking{id: plan.Reservation, decode: r.at(plan.Decode), miss: plan.Miss, kv: q.q.PromptTokens, conversation: q.q.Conversation}
+	b := &booking{id: plan.Reservation, decode: r.at(plan.Decode), miss: plan.Miss, kv: q.q.PromptTokens, sequences: q.q.Sequences, conversation: q.q.Conversation}
 	if b.decode == nil || b.decode.role() == routing.Prefill || b.decode.unready {
 		failf("requests go where they may", "slot %d", plan.Decode)
 	}
@@ -690,8 +693,8 @@ func (r *replica) pick(q *request) error {
 			failf("requests go where they may", "prefill on slot %d", plan.Prefill)
 		}
 	}
-	if limit := w.rules.Policy.Limits.MaxActive; limit > 0 && w.rules.Disagg.Mode == routing.ModeOff && r.loads()[b.decode].Active >= limit {
-		failf("limits hold", "%s has %d requests", b.decode.e.target, r.loads()[b.decode].Active)
+	if limit := w.rules.Policy.Limits.MaxActive; limit > 0 && w.rules.Disagg.Mode == routing.ModeOff && r.loads()[b.decode].Sequences >= limit {
+		failf("limits hold", "%s has %d sequences", b.decode.e.target, r.loads()[b.decode].Sequences)
 	}
 	q.plan, q.b = plan, b
 	r.bookings = append(r.bookings, b)
@@ -772,7 +775,7 @@ func (r *replica) mayFollow(q *request) (bound binding) {
 		}
 	}
 	bound.mine = !slices.Contains(q.q.Exclude, bound.at.slot) && !bound.at.unready
-	busy := limit > 0 && load.Active >= limit || most > 0 && load.Queue >= most || p.Sticky.HardCap && p.Cap.Hard > 0 && load.Active >= p.Cap.Hard
+	busy := limit > 0 && load.Sequences >= limit || most > 0 && load.Queue >= most || p.Sticky.HardCap && p.Cap.Hard > 0 && load.Active >= p.Cap.Hard
 	bound.must = bound.mine && !busy && r.router.Suspect(bound.at.slot) == "" && !r.w.reports
 	return bound
 }

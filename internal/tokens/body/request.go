@@ -368,13 +368,11 @@ func (r *Request) MaxTokens() (n int64, ok bool) {
 // Choices returns the number of sequences that the engine will generate: the prompts of a batch times n (or best_of, if larger).
 func (r *Request) Choices() int64 {
 	n := int64(1)
-	if v, ok := r.Int(FieldN); ok && v > n {
-		n = v
-	} else if v, ok := integer(r.Member(FieldSamplingParams, "n")); ok && v > n {
-		n = v
-	}
-	if v, ok := r.Int(FieldBestOf); ok && v > n {
-		n = v
+	if !r.API.Pools() && r.API != Responses && r.API != Messages { // engines ignore these fields there
+		first, _ := r.Int(FieldN)
+		sampled, _ := integer(r.Member(FieldSamplingParams, "n"))
+		best, _ := r.Int(FieldBestOf)
+		n = max(n, first, sampled, best)
 	}
 	if (r.Form == FormTexts || r.Form == FormIDLists) && r.Count > 1 {
 		n *= int64(r.Count)

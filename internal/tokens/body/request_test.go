@@ -84,6 +84,15 @@ func TestGenerateReadsSamplingParams(t *testing.T) {
 	}
 }
 
+// What an engine ignores takes no places.
+func TestOnlySomeAPIsGenerateSeveralSequences(t *testing.T) {
+	for api, want := range map[API]int64{Chat: 9, Completions: 9, Generate: 9, VLLMGenerate: 9, Responses: 1, Messages: 1, Embeddings: 1} {
+		if r, err := Parse(api, []byte(`{"n":9,"input":"a"}`)); err != nil || r.Choices() != want {
+			t.Errorf("%v: got %d (%v), want %d", api, r.Choices(), err, want)
+		}
+	}
+}
+
 func TestConversationIDOrder(t *testing.T) {
 	for _, c := range []struct{ body, id string }{
 		{`{"disaggregated_params":{"conversation_id":"d"},"conversation_params":{"conversation_id":"c"},"session_id":"s"}`, "c"},

@@ -287,7 +287,9 @@ type ReplicaBooking struct {
 	// other replicas goes on behind it.
 	InTurn uint32 `protobuf:"varint,8,opt,name=in_turn,json=inTurn,proto3" json:"in_turn,omitempty"`
 	// As turn, for the prefill leg.
-	PrefillTurn   uint32 `protobuf:"varint,9,opt,name=prefill_turn,json=prefillTurn,proto3" json:"prefill_turn,omitempty"`
+	PrefillTurn uint32 `protobuf:"varint,9,opt,name=prefill_turn,json=prefillTurn,proto3" json:"prefill_turn,omitempty"`
+	// Answers that the decode target computes; 0 means 1.
+	Sequences     uint32 `protobuf:"varint,10,opt,name=sequences,proto3" json:"sequences,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -381,6 +383,13 @@ func (x *ReplicaBooking) GetInTurn() uint32 {
 func (x *ReplicaBooking) GetPrefillTurn() uint32 {
 	if x != nil {
 		return x.PrefillTurn
+	}
+	return 0
+}
+
+func (x *ReplicaBooking) GetSequences() uint32 {
+	if x != nil {
+		return x.Sequences
 	}
 	return 0
 }
@@ -760,7 +769,7 @@ const file_kvlane_v1_replicas_proto_rawDesc = "" +
 	"\bsettings\x18\x11 \x01(\rR\bsettings\";\n" +
 	"\rReplicaTarget\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x12\n" +
-	"\x04rank\x18\x02 \x01(\rR\x04rank\"\xdc\x01\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\"\xfa\x01\n" +
 	"\x0eReplicaBooking\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06decode\x18\x02 \x01(\rR\x06decode\x12\x18\n" +
@@ -770,7 +779,9 @@ const file_kvlane_v1_replicas_proto_rawDesc = "" +
 	"\x05phase\x18\x06 \x01(\rR\x05phase\x12\x12\n" +
 	"\x04turn\x18\a \x01(\rR\x04turn\x12\x17\n" +
 	"\ain_turn\x18\b \x01(\rR\x06inTurn\x12!\n" +
-	"\fprefill_turn\x18\t \x01(\rR\vprefillTurn\"7\n" +
+	"\fprefill_turn\x18\t \x01(\rR\vprefillTurn\x12\x1c\n" +
+	"\tsequences\x18\n" +
+	" \x01(\rR\tsequences\"7\n" +
 	"\x0fReplicaProgress\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05phase\x18\x02 \x01(\rR\x05phase\"\xd5\x01\n" +
