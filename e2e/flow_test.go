@@ -121,16 +121,35 @@ func TestAFloodOfConnectionsIsBounded(t *testing.T) {
 	}
 }
 
-// Kvlane is replaced while requests wait: each is served, or answered 429 with Retry-After.
+// Kvlane is replaced while requests wait: each is served, or answered 429 with Retry-After. The engine gets no more than
+// it has places for.
 func TestNoWaitingRequestIsLostWithKvlane(t *testing.T) {
 	b := newBed(t, shape{engines: 1, ranks: 1, engine: slow(10 * time.Millisecond), config: fmt.Sprintf(flowing, queueMax, "tenant")})
 	var ended atomic.Int64
 	statuses := b.flood(30, "flood", &ended)
-	b.until("requests wait", func() bool { return b.metric("kvlane_waiting_requests") >= 20 })
+	b.until("requests wait", func() bool { return b.metric("kvlane_waiting_requests") == 22 })
+	most, stop := 0, make(chan bool)
+	go func() {
+		for over := false; !over; {
+			s := b.engines[0].Stats().Ranks[0]
+			most = max(most, s.Running+s.Waiting)
+			select {
+			case <-stop:
+				over = true
+			case <-time.After(time.Millisecond):
+			}
+		}
+		close(stop)
+	}()
 	b.stopKvlane(syscall.SIGTERM)
 	b.startKvlane()
 	counts := statuses()
-	t.Logf("statuses %v", counts)
+	stop <- true
+	<-stop
+	t.Logf("statuses %v, at most %d in the engine", counts, most)
+	if most > 8 {
+		t.Errorf("got %d requests in the engine, want at most 8", most)
+	}
 	if counts[200]+counts[429] != 30 || counts[200] == 0 {
 		t.Errorf("got statuses %v, want 30 times 200, or 429 with Retry-After", counts)
 	}

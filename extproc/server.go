@@ -27,11 +27,12 @@ type Server struct {
 	health   *health.Server
 
 	drainOnce sync.Once
-	drain     chan struct{} // closed when draining starts
+	drain     chan struct{} // closed when draining has started and no decision waits
 
 	mu             sync.Mutex
 	serving, alive bool
-	open           int // streams
+	open, waits    int // streams, and those whose decision waits
+	draining       bool
 	opened         int // streams ever opened, to see that none came during a pause
 	change         chan struct{}
 }
@@ -107,8 +108,8 @@ func (s *Server) report(flag *bool, ok bool) {
 // process serves one stream. The request is decided in the calling goroutine; the response is followed in a goroutine
 // of its own, so that a drain can return from here while that goroutine waits for a message.
 func (s *Server) process(stream grpc.ServerStream) (err error) {
-	s.count(1)
-	defer s.count(-1)
+	s.count(1, 0)
+	defer s.count(-1, 0)
 	x := &exchange{
 		ctx:  stream.Context(),
 		srv:  s,
@@ -127,14 +128,8 @@ func (s *Server) process(stream grpc.ServerStream) (err error) {
 		if open, err = x.next(s.receive(stream, m, &x.held), m); err != nil {
 			return err
 		}
-		for x.pending.Wait != nil {
-			select {
-			case <-x.pending.Ready:
-			case <-x.ctx.Done():
-			}
-			if err = x.resume(); err != nil {
-				return err
-			}
+		if err = s.await(x); err != nil {
+			return err
 		}
 	}
 	if x.over {
@@ -163,6 +158,23 @@ func (s *Server) process(stream grpc.ServerStream) (err error) {
 		}
 	}
 	return nil
+}
+
+// await returns when the decision has been made.
+func (s *Server) await(x *exchange) (err error) {
+	if x.pending.Wait == nil {
+		return nil
+	}
+	s.count(0, 1)
+	defer s.count(0, -1)
+	for err == nil && x.pending.Wait != nil {
+		select {
+		case <-x.pending.Ready:
+		case <-x.ctx.Done():
+		}
+		err = x.resume()
+	}
+	return err
 }
 
 // follow handles messages until the stream ends or a drain leaves it.
@@ -291,11 +303,12 @@ func (o *other) RecvMsg(m any) error {
 	return Codec().Unmarshal(data, m)
 }
 
-func (s *Server) count(delta int) {
+func (s *Server) count(open, waits int) {
 	s.mu.Lock()
-	s.open += delta
-	if delta > 0 {
-		s.opened++
+	s.open += open
+	s.opened += max(open, 0)
+	if s.waits += waits; s.waits == 0 && s.draining {
+		s.drainOnce.Do(func() { close(s.drain) })
 	}
 	s.mu.Unlock()
 	select {
@@ -306,12 +319,15 @@ func (s *Server) count(delta int) {
 
 // Drain reports not serving, closes all streams whose request is decided so that running responses continue without the
 // server, and keeps serving new streams. It returns when ctx ends, or when no stream has been open for
-// Options.DrainQuiet. Streams with a response in FULL_DUPLEX_STREAMED cannot be closed early and run to their end.
+// Options.DrainQuiet. Streams with a response in FULL_DUPLEX_STREAMED cannot be closed early and run to their end. While
+// decisions wait, also after ctx, none is closed: each would be the end of a request for the handler, which would give
+// its place to one that waits, close that one too, and so give places to all.
 func (s *Server) Drain(ctx context.Context) {
-	s.drainOnce.Do(func() {
-		s.SetServing(false)
-		close(s.drain)
-	})
+	s.SetServing(false)
+	s.mu.Lock()
+	s.draining = true
+	s.mu.Unlock()
+	s.count(0, 0)
 	for ctx.Err() == nil {
 		open, before := s.counts()
 		if open > 0 {

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 )
@@ -74,6 +75,54 @@ func TestAPostponedDecisionEnds(t *testing.T) {
 	if err != nil || got.immediate == nil || b.failed(FailurePanic) != 1 {
 		t.Errorf("got %+v, %v and %d panics, want the answer of one", got, err, b.failed(FailurePanic))
 	}
+}
+
+// While a decision waits, a drain closes no stream whose request is decided: its place is taken until it ends.
+func TestADrainKeepsThePlacesOfThoseThatWait(t *testing.T) {
+	h, place := &recorder{}, make(chan struct{})
+	waits := handlerFunc(func(ctx context.Context, r *Request) Decision {
+		if r.Path != "/late" {
+			return h.Decide(ctx, r)
+		}
+		return Decision{Wait: &Wait{Ready: place, Resume: func() Decision { return Decision{Reject: &Reject{Status: 429}} }}}
+	})
+	b := newBed(t, Options{DrainQuiet: time.Millisecond}, waits)
+	first, second := openDecided(t, b, filterv3.ProcessingMode_NONE, "a"), openDecided(t, b, filterv3.ProcessingMode_NONE, "b")
+	late := make(chan *planeResult)
+	go func() {
+		r, _ := b.play(context.Background(), &call{request: filterv3.ProcessingMode_BUFFERED, headers: []Header{{":path", "/late"}}, chunks: [][]byte{[]byte("x")}})
+		late <- r
+	}()
+	waitFor(t, func() bool { b.srv.mu.Lock(); defer b.srv.mu.Unlock(); return b.srv.waits == 1 })
+	ctx, timeout := context.WithCancel(t.Context())
+	drained := make(chan bool)
+	go func() {
+		b.srv.Drain(ctx)
+		drained <- true
+		b.srv.Drain(context.Background())
+		drained <- true
+	}()
+	// Requests that end by themselves free their places.
+	if err := first.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	h.ticket(0).mustEnd(t)
+	timeout()
+	<-drained
+	select {
+	case <-h.ticket(1).ended:
+		t.Error("the drain ended a request although another one waits")
+	default:
+	}
+	close(place)
+	if r := <-late; r == nil || r.immediate == nil {
+		t.Errorf("got %+v for the one that waited, want its answer", r)
+	}
+	if r, err := second.Recv(); err == nil || err.Error() != "EOF" {
+		t.Errorf("got %v, %v, want the end of the stream once none waits", r, err)
+	}
+	h.ticket(1).mustEnd(t)
+	<-drained
 }
 
 // Bodies whose decisions wait stay counted: another one is refused where they fill the bounds, and none gives way to it.

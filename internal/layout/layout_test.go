@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85152
+	totalLimit = 85168
 	totalGoal  = 62000
 )
 
@@ -42,7 +42,8 @@ var rooms = []struct {
 	// 119 for the share of places that a tenant may hold: long answers of one kept the others out (routing/tenants.go).
 	// 9 for the bytes of bodies that large ones leave to small ones (extproc/bodies.go).
 	// 73 for waits by conversation and tenant: slow requests of one client made half of a fleet suspect (routing/suspect.go).
-	{"heart", 22840, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	// 11 for drains, which gave the places of all that they placed to the next ones, so the whole queue at once (extproc/server.go).
+	{"heart", 22851, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	// 80 for what the parts of a template cost: a request's template ignored the deadline, or ended the process (jinja/machine.go).
 	// 20 for a bound of a folder's templates together (bpe/config.go).
 	// 11 for the pace of comparisons, which each connection to an event port started (shape/checker.go).
