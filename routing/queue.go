@@ -83,6 +83,9 @@ const (
 	// maxOffers bounds the waiters that one freed place is offered to, with Config.Hold. A waiter whose best target has
 	// changed uses up an offer but not the place.
 	maxOffers = 64
+	// paceOver is over how many placed waiters Drain takes the mean, and longestDrain its greatest result.
+	paceOver     = 64
+	longestDrain = time.Minute
 )
 
 // Queue is a bounded wait queue. It orders waiters; the caller holds the streams. Higher priority goes first. Within a
@@ -105,6 +108,9 @@ type Queue struct {
 	// served holds the tokens served to each conversation. At maxServed entries it becomes older, and the former older
 	// is dropped.
 	served, older map[Key]int64
+	// placed is the number of waiters that got places while there were waiters, busy how long that was until counted.
+	placed        float64
+	busy, counted time.Duration
 	// open and skipped are scratch memory of Serve.
 	open    []*lane
 	skipped []*waiting
@@ -273,6 +279,9 @@ func (q *Queue) Push(w Waiter) (shed []Waiter, accepted bool) {
 		n.older.newer = n
 	}
 	t.youngest = n
+	if len(q.waiters) == 0 {
+		q.counted = w.Since
+	}
 	q.waiters[w.ID] = n
 	q.count(n, 1)
 	q.enter(n)
@@ -490,6 +499,7 @@ func (q *Queue) Place(now time.Duration, r *Router, all bool, offer func(w *Wait
 		q.idle = 0
 		return
 	}
+	q.busy, q.counted = q.busy+max(now-q.counted, 0), max(now, q.counted)
 	budget, idle, passed := maxOffers, r.Idle(now), 0
 	if r.config.Hold == 0 {
 		budget = math.MaxInt
@@ -505,10 +515,18 @@ func (q *Queue) Place(now time.Duration, r *Router, all bool, offer func(w *Wait
 		}
 		if out.Served > 0 {
 			idle = r.Idle(now)
+			if q.placed++; q.placed >= paceOver {
+				q.placed, q.busy = q.placed/2, q.busy/2
+			}
 		}
 		return out
 	})
 	q.idle = idle
+}
+
+// Drain estimates how long the waiters take to get places, up to a minute, by the pace at which the last ones got theirs.
+func (q *Queue) Drain(now time.Duration) time.Duration {
+	return time.Duration(min(float64(q.Len())*float64(q.busy+max(now-q.counted, 0))/max(q.placed, 1), float64(longestDrain)))
 }
 
 // Serve offers places to waiters, in order over all lanes that are ready, until none can be placed or the budget of

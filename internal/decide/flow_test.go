@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -501,6 +502,38 @@ func TestRetryAfterOfAFullQueue(t *testing.T) {
 	waiting.stop()
 	<-waiting.done
 	running.Ticket.End(time.Now())
+}
+
+// Where answers are long, the queue drains at the pace of places, not of tokens. A client that is refused gets that
+// time, up to a minute. At the end of the process another one serves.
+func TestRetryAfterFollowsThePaceOfPlaces(t *testing.T) {
+	for _, c := range []struct {
+		answer, stall time.Duration
+		want          string
+	}{{10 * time.Second, 0, "30"}, {100 * time.Millisecond, 0, "1"}, {10 * time.Second, 20 * time.Second, "60"}, {100 * time.Millisecond, time.Minute, "60"}} {
+		b := newBench(t, "flow: {max_requests: 3, timeout: 4m, hold_tokens: 0}\nrouting: {policy: {limits: {max_active: 1}}}\n", worker("a", 0))
+		var clock atomic.Int64
+		start := b.start
+		b.now = func() time.Time { return start.Add(time.Duration(clock.Load())) }
+		running, _ := b.ask("/v1/completions", text("sea", 10))
+		waiting := []*asked{b.sendBody(1, text("0", 10)), b.sendBody(2, text("1", 10)), b.sendBody(3, text("2", 10))}
+		for i := range 2 {
+			clock.Add(int64(c.answer))
+			running.Ticket.End(b.now())
+			running = <-waiting[i].done
+			waiting = append(waiting, b.sendBody(3, text(fmt.Sprint(i+3), 10)))
+		}
+		clock.Add(int64(c.stall))
+		d, _ := b.ask("/v1/completions", text("more", 10))
+		if refusal(d) != "429 kvlane_queue_full 1" || d.Reject.Headers[0].Value != c.want {
+			t.Errorf("answers of %s, then none for %s: got %s, %+v, want a full queue and %s s", c.answer, c.stall, refusal(d), d.Reject, c.want)
+		}
+		b.Drain()
+		if d := <-waiting[2].done; refusal(d) != "429 kvlane_draining 1" || d.Reject.Headers[0].Value != "1" {
+			t.Errorf("at the end: got %s, %+v, want 1 s", refusal(d), d.Reject)
+		}
+		running.Ticket.End(b.now())
+	}
 }
 
 // A new conversation waits while those that have begun use the memory, and goes when one ends.

@@ -88,7 +88,7 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 	live, w := d.live.Load(), q.work
 	flow := &live.Flow
 	if d.waiting.drained {
-		return w.turnedAway(q.err, "kvlane_draining", "this proxy is being replaced; try again", 0)
+		return w.turnedAway(q.err, "kvlane_draining", "this proxy is being replaced; try again")
 	}
 	longest := live.MaxWait(w.query.Priority)
 	if isAbsent(q.err) {
@@ -109,12 +109,11 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 	shed, ok := d.waiting.queue.Push(n)
 	for _, s := range shed {
 		other := d.waiting.byID[s.ID]
-		other.err = other.work.turnedAway(other.err, "kvlane_queue_shed", "the queue is full, and others come first; try again",
-			d.router.RetryAfter(d.waiting.queue.Tokens()))
+		other.err = other.work.turnedAway(other.err, "kvlane_queue_shed", "the queue is full, and others come first; try again")
 		d.waiting.dismiss(other)
 	}
 	if !ok {
-		return w.turnedAway(q.err, "kvlane_queue_full", "the queue is full; try again", d.router.RetryAfter(d.waiting.queue.Tokens()))
+		return w.turnedAway(q.err, "kvlane_queue_full", "the queue is full; try again")
 	}
 	d.waiting.last = q.id
 	d.waiting.byID[q.id] = q
@@ -147,12 +146,16 @@ func (w *work) lastingIDs() []uint32 {
 }
 
 // turnedAway is the answer to a request that could not be placed because of err and may not wait, or not any longer.
-// Without flow it is err. The Retry-After header has err's time, but at least least.
-func (w *work) turnedAway(err error, details, message string, least time.Duration) error {
-	if w.d.live.Load().Flow.Requests == 0 {
+// Without flow it is err. The Retry-After header has err's time, or that in which the queue drains if it is longer.
+func (w *work) turnedAway(err error, details, message string) error {
+	d, after := w.d, retryAfter(err)
+	if d.live.Load().Flow.Requests == 0 {
 		return err
 	}
-	return &answerError{Reject: w.tooMany(details, message+" in ", max(retryAfter(err), least)), why: err.Error()}
+	if q := &d.waiting.queue; !d.waiting.drained {
+		after = max(after, d.router.RetryAfter(q.Tokens()), q.Drain(d.since(d.now())))
+	}
+	return &answerError{Reject: w.tooMany(details, message+" in ", after), why: err.Error()}
 }
 
 // retryAfter is the time after which a client should try again after an error.
@@ -194,7 +197,7 @@ func (q *waiter) expire() {
 }
 
 func (q *waiter) late() {
-	q.err = q.work.turnedAway(q.err, "kvlane_queue_timeout", "no worker became free in time; try again", 0)
+	q.err = q.work.turnedAway(q.err, "kvlane_queue_timeout", "no worker became free in time; try again")
 }
 
 // waited returns how the wait of a request ended. If it is still in the queue, its client has disconnected.
@@ -362,7 +365,7 @@ func (d *Decider) Drain() {
 	d.waiting.drained = true
 	for id, q := range d.waiting.byID {
 		d.waiting.queue.Remove(id)
-		q.err = q.work.turnedAway(q.err, "kvlane_draining", "this proxy is being replaced; try again", 0)
+		q.err = q.work.turnedAway(q.err, "kvlane_draining", "this proxy is being replaced; try again")
 		d.waiting.dismiss(q)
 	}
 }
