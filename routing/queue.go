@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -522,6 +523,30 @@ func (q *Queue) Place(now time.Duration, r *Router, all bool, offer func(w *Wait
 		return out
 	})
 	q.idle = idle
+}
+
+// TenantState is a tenant that has waiters in a priority. Served is its counter, in tokens divided by Weight.
+type TenantState struct {
+	Tenant   string  `json:"tenant"`
+	Priority int     `json:"priority"`
+	Weight   float64 `json:"weight"`
+	Requests int     `json:"requests"`
+	Served   int64   `json:"served"`
+}
+
+// Tenants lists at most that many tenants, those with the most waiters first.
+func (q *Queue) Tenants(most int) (list []TenantState) {
+	for priority, b := range q.bands {
+		for _, t := range b.tenants {
+			if t.requests > 0 {
+				list = append(list, TenantState{t.name, priority, t.weight, t.requests, int64(t.served)})
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b TenantState) int {
+		return cmp.Or(b.Requests-a.Requests, b.Priority-a.Priority, strings.Compare(a.Tenant, b.Tenant))
+	})
+	return list[:min(most, len(list))]
 }
 
 // Drain estimates how long the waiters take to get places, up to a minute, by the pace at which the last ones got theirs.

@@ -65,6 +65,7 @@ func fleetOf(name string, ranks int) observe.Status {
 func TestStatusInATerminal(t *testing.T) {
 	s := fleetOf("a\x1b[2J\nb\t", 2)
 	s.Workers[0].Ranks[1].Feed = "gap"
+	s.Tenants = []routing.TenantState{{Tenant: "8b1d97bbe7da1b3e", Priority: 2, Weight: 4, Requests: 3, Served: 1000}, {Weight: 1, Requests: 1}}
 	args, _ := watched(t, s)
 	code, out, errs := kvlane("", append([]string{"status"}, args...)...)
 	if code != 0 || errs != "" || !strings.Contains(out, "1 of 1 ready; ranks: 2; requests: 5, 3 running") || !strings.Contains(out, "60% predicted; engines report 99%") {
@@ -72,6 +73,9 @@ func TestStatusInATerminal(t *testing.T) {
 	}
 	if !strings.Contains(out, `a\x1b[2J\nb\t`) || !strings.Contains(out, "50%") || !strings.Contains(out, "1 gap, 1 live") || !strings.Contains(out, "warning: worker") {
 		t.Errorf("got %q, want the worker's name escaped, its cache, feeds and warning", out)
+	}
+	if !strings.Contains(out, "tenant: 8b1d97bbe7da1b3e, priority 2, requests: 3, tokens served: 1000, weight: 4\ntenant: -, priority 0, requests: 1,") {
+		t.Errorf("got %q, want the tenants that wait", out)
 	}
 	if code, _, errs := kvlane("", "status", args[0], args[1]); code != 1 || !strings.Contains(errs, "--token-file") {
 		t.Errorf("without the token: got code %d, %q, want 1 and the flag's name", code, errs)

@@ -235,6 +235,8 @@ func (d *Decider) Pages() *observe.Pages {
 	}}
 }
 
+const statusTenants = 20
+
 // Status returns the fleet as of now, with its load.
 func (d *Decider) Status() observe.Status {
 	l := d.ledger()
@@ -242,6 +244,14 @@ func (d *Decider) Status() observe.Status {
 	s := observe.Status{Reservations: l.Reservations, Waiting: l.Waiting, WaitingMost: max(live.Routing.Wait.Requests, live.Flow.Requests),
 		Queue: l.Classes, Pools: l.Pools, Workers: d.fleet.Status(l.Targets)}
 	d.metrics.Totals(&s)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if live.Flow.Requests > 0 {
+		s.Tenants = d.waiting.queue.Tenants(statusTenants)
+	}
+	for i := range s.Tenants {
+		s.Tenants[i].Tenant = shown(&live.Flow, s.Tenants[i].Tenant)
+	}
 	return s
 }
 

@@ -1,6 +1,9 @@
 package decide
 
 import (
+	"encoding/json"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -47,6 +50,39 @@ func TestStatusShowsLoadCacheAndTotals(t *testing.T) {
 	if s := b.Status(); s.Reservations != 0 || s.ObservedTokens != 7 {
 		t.Errorf("got %+v, want the 7 cached tokens of the request that has ended", s)
 	}
+}
+
+// The status names the tenants with the most waiting requests, and the log that of each request, but nothing has a tenant's
+// name, which may be a key.
+func TestStatusShowsTenants(t *testing.T) {
+	b := newBench(t, "flow: {max_requests: 40, timeout: 1m, hold_tokens: 20, weights: {team-0: 4}, bands: [{priority: 2, models: [demo]}]}\ntenants: {header: x-team}\n", worker("a", 0))
+	if first := b.Status().Tenants; len(first) != 0 {
+		t.Errorf("got %+v, want no tenant while none waits", first)
+	}
+	running, e := b.ask("/v1/completions", text("sea", 100), "x-team", "team-0")
+	waits := []*asked{b.sendBody(1, text("sky", 10), "x-team", "team-0"), b.sendBody(2, text("sand", 10), "x-team", "team-0")}
+	for i := range 30 {
+		waits = append(waits, b.sendBody(3+i, text("sea", 10), "x-team", fmt.Sprint("team-", 1+i)))
+	}
+	s := b.Status()
+	want := routing.TenantState{Tenant: "8b1d97bbe7da1b3e", Priority: 2, Weight: 4, Requests: 2}
+	if len(s.Tenants) != statusTenants || s.Tenants[0] != want || s.Tenants[1].Requests != 1 || s.Tenants[1].Weight != 1 {
+		t.Errorf("got %+v, want %+v and %d others", s.Tenants, want, statusTenants-1)
+	}
+	if text := e.Text(); e.Tenant != want.Tenant || e.Priority != 2 || !strings.Contains(text, "priority 2\ntenant "+want.Tenant+"\n") || strings.Contains(text, "team-") {
+		t.Errorf("got the priority %d, the tenant %q and\n%s", e.Priority, e.Tenant, text)
+	}
+	if text, err := json.Marshal(s); err != nil || strings.Contains(string(text), "team-") {
+		t.Errorf("got %s, %v, want no name", text, err)
+	}
+	running.Ticket.End(time.Now())
+	for _, a := range waits {
+		a.stop()
+		if d := <-a.done; d.Ticket != nil {
+			d.Ticket.End(time.Now())
+		}
+	}
+	b.idle()
 }
 
 func TestStatusShowsTheQueue(t *testing.T) {

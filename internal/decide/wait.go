@@ -55,9 +55,11 @@ func (w *work) choose() (*placed, *waiter, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := d.since(w.clock)
-	if flow := &d.live.Load().Flow; flow.Bounded() && !w.query.Lookup {
+	if flow := &d.live.Load().Flow; flow.Requests > 0 && !w.query.Lookup {
 		w.query.Tenant = w.flowTenant(flow)
-		w.query.Share = flow.Share(w.query.Tenant)
+		if w.entry.Tenant, w.entry.Priority = shown(flow, w.query.Tenant), w.query.Priority; flow.Bounded() {
+			w.query.Share = flow.Share(w.query.Tenant)
+		}
 	}
 	if w.replans > 0 {
 		w.query.Waited = -1
@@ -341,14 +343,26 @@ func (w *work) flowTenant(f *config.Flow) string {
 				if scheme, key, found := strings.Cut(v, " "); found && strings.EqualFold(scheme, "bearer") {
 					v = key
 				}
-				sum := sha256.Sum256([]byte(strings.TrimSpace(v)))
-				return hex.EncodeToString(sum[:8])
+				return digest(strings.TrimSpace(v))
 			}
 		}
 	case config.FairTenant:
 		return strings.Clone(w.query.Owner)
 	}
 	return ""
+}
+
+func digest(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return hex.EncodeToString(sum[:8])
+}
+
+// shown is a tenant as logs and pages name it: the name may be a secret or long.
+func shown(f *config.Flow, tenant string) string {
+	if f.Fairness == config.FairTenant && tenant != "" {
+		return digest(tenant)
+	}
+	return observe.Clip(tenant)
 }
 
 // charge adds the tokens of a placed request to those of its conversation, if the order of the queue depends on them.

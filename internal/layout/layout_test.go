@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85189
+	totalLimit = 85250
 	totalGoal  = 62000
 )
 
@@ -44,7 +44,8 @@ var rooms = []struct {
 	// 73 for waits by conversation and tenant: slow requests of one client made half of a fleet suspect (routing/suspect.go).
 	// 11 for drains, which gave the places of all that they placed to the next ones, so the whole queue at once (extproc/server.go).
 	// 18 for the pace at which waiting requests get places: Retry-After was mostly 1 s (routing/queue.go); 3 of decide.
-	{"heart", 22869, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	// 25 for the list of tenants that wait, which nothing showed (routing/queue.go), with 24, 9 and 3 of decide, observe, rim.
+	{"heart", 22894, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	// 80 for what the parts of a template cost: a request's template ignored the deadline, or ended the process (jinja/machine.go).
 	// 20 for a bound of a folder's templates together (bpe/config.go).
 	// 11 for the pace of comparisons, which each connection to an event port started (shape/checker.go).
@@ -55,15 +56,15 @@ var rooms = []struct {
 	{"tokens", 29020, 22000, []string{"internal/tokens"}},
 	{"fleet", 4734, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
-	{"observe", 1659, 1300, []string{"internal/observe"}},
+	{"observe", 1668, 1300, []string{"internal/observe"}},
 	// 6 for requests that vLLM refuses as too long, which are not split (decide/split.go).
-	{"decide", 3263, 1700, []string{"internal/decide"}},
+	{"decide", 3287, 1700, []string{"internal/decide"}},
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	// 63 for agents and chat as workloads of scenarios, a worker that hangs, and skewed conversations whose engines decode.
 	{"lab", 11700, 11700, []string{"internal/lab"}},
 	// 31 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go), and for its texts, which filled the log.
 	// 36 for a bound of a repository's files together, and for files that killed downloads left (internal/hub/download.go).
-	{"rim", 9305, 6000, []string{
+	{"rim", 9308, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

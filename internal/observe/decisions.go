@@ -53,6 +53,9 @@ type Entry struct {
 	Assumed  string `json:"assumed,omitempty"`
 	Rejected int    `json:"rejected,omitempty"`
 	Reason   string `json:"reason,omitempty"`
+	// Priority and Tenant are those of the queue; Tenant as in Status.
+	Priority int    `json:"priority,omitempty"`
+	Tenant   string `json:"tenant,omitempty"`
 	// Waited is the time that the request spent in the queue for capacity.
 	Waited      time.Duration        `json:"waited_ns,omitempty"`
 	Stages      []StageTime          `json:"stages"`

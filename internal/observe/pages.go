@@ -220,6 +220,8 @@ func (e *Entry) Text() string {
 	}
 	line(e.Degraded != "", "degraded: %s %s\n", e.Degraded, inLine(e.Refusal))
 	line(e.Assumed != "", "assumed: %s\n", e.Assumed)
+	line(e.Priority != 0, "priority %d\n", e.Priority)
+	line(e.Tenant != "", "tenant %s\n", inLine(e.Tenant))
 	line(e.Waited > 0, "waited  %s for capacity\n", e.Waited)
 	for _, s := range e.Stages {
 		line(true, "%-7s %s\n", s.Stage, s.Took)

@@ -9,6 +9,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+
+	"github.com/kvlane/kvlane/routing"
 )
 
 // Status is GET /debug/status: the fleet as of now. Totals count since the start.
@@ -34,6 +36,8 @@ type Status struct {
 	// Queue and Pools describe the queue (flow); nil without it.
 	Queue []FlowClass `json:"queue,omitempty"`
 	Pools []FlowPool  `json:"pools,omitempty"`
+	// Tenants are those with the most waiting requests, by the first 16 hex digits of a name's SHA-256.
+	Tenants []routing.TenantState `json:"tenants,omitempty"`
 	// Replicas is the page of the replicas, nil if this one routes alone.
 	Replicas any `json:"replicas,omitempty"`
 }
