@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -135,6 +136,57 @@ func (c *Config) validateFlow(bad report) {
 	}
 }
 
+// warnUnused reports keys that have no effect because of others. given tells which paths are in the file.
+func (c *Config) warnUnused(given func(path string) bool, note report) {
+	f, r, t, plain, pods := &c.Flow, &c.Routing, &c.Tenants, Default(), cmp.Or(c.Workers.Kubernetes, &Kubernetes{})
+	const unnamed = "have no effect: no request can name one without routing.trust_objectives"
+	trusted, limits := r.Trusted || r.TrustedNames, &r.Policy.Limits
+	limited := limits.MaxActive+limits.MaxQueue > 0 || limits.MaxKVUsage > 0
+	note.each([]wrong{
+		{f.Requests == 0 && fmt.Sprint(*f) != fmt.Sprint(plain.Flow), "flow", "has no effect: without max_requests there is no queue"},
+		{r.Wait.Requests == 0 && r.Wait != plain.Routing.Wait, "routing.wait.timeout", "has no effect without max_requests"},
+		{limits.ShedAt != plain.Routing.Policy.Limits.ShedAt && !limited, "routing.policy.limits.shed_at", "has no effect without max_active, max_queue or max_kv_usage"},
+		{!trusted && len(pods.Objectives) > 0, "workers.kubernetes.objectives", unnamed},
+		{!trusted && len(r.Objectives) > 0, "routing.objectives", unnamed},
+		{r.TrustedNames && len(r.Objectives)+len(pods.Objectives) == 0, "routing.trust_objectives", "has no effect: there are no objectives (routing.objectives, workers.kubernetes.objectives)"},
+		{t.TrustIngress && t.Name() == "", "tenants.trust_ingress", "has no effect without header or salt_header"},
+		{given("tenants.required") && t.SaltHeader == "", "tenants.required", "has no effect without salt_header"},
+	})
+	if f.Requests > 0 {
+		c.warnUnusedFlow(trusted, note.under("flow"))
+	}
+}
+
+// warnUnusedFlow is warnUnused for a queue that is on. trusted: some requests may have a priority of their own.
+func (c *Config) warnUnusedFlow(trusted bool, note report) {
+	f, noTenant := &c.Flow, "no request has a tenant: name the header (tenants.header)"
+	one, none, weighs := f.Fairness == FairTenant && c.Tenants.Name() == "", f.Fairness == FairNone, len(f.Weights) > 0
+	shares := f.TenantShare != defaultFlow().TenantShare && f.TenantShare < 1
+	note.each([]wrong{
+		{weighs && one, "weights", noTenant},
+		{weighs && none, "weights", "have no effect: fairness is none"},
+		{shares && one, "tenant_share", noTenant},
+		{shares && none, "tenant_share", "has no effect: fairness is none"},
+		{shares && c.Routing.Policy.Limits.MaxActive+c.Routing.Disagg.Decode.Limits.MaxActive == 0, "tenant_share",
+			"has no effect: without routing.policy.limits.max_active there are no places"},
+	})
+	for i := range f.Bands {
+		b, at := &f.Bands[i], item("bands", i)
+		note.under(at).each([]wrong{
+			{!trusted && len(b.Models) == 0 && b.Priority != 0, "priority", "no request has it: list models, or honour priorities of requests (routing.trust_overrides)"},
+			{b.Requests > f.Requests, "max_requests", "has no effect above flow.max_requests"},
+			{f.Bytes > 0 && b.Bytes > f.Bytes, "max_bytes", "has no effect above flow.max_bytes"},
+		})
+		for n, name := range b.Models {
+			for k := range c.Models {
+				if m := &c.Models[k]; name != m.Name && slices.Contains(m.names(), name) {
+					note(item(at+".models", n), "has no effect: %q is another name of %q, whose band all of its requests have", name, m.Name)
+				}
+			}
+		}
+	}
+}
+
 // warnFlow reports settings that defeat the purpose of the queue.
 func (c *Config) warnFlow(note report) {
 	f, b := &c.Flow, &c.Limits.Bodies
@@ -149,7 +201,6 @@ func (c *Config) warnFlow(note report) {
 	}
 	note.each([]wrong{
 		{f.Hold > 0 && !c.Envoy.FirstToken, "hold_tokens", "a prompt counts as queued until the response headers, which engines may send before they compute it: set envoy.first_token: true"},
-		{f.Fairness == FairTenant && len(f.Weights) > 0 && c.Tenants.Name() == "", "weights", "no request has a tenant: name the header (tenants.header)"},
 		{f.Fairness == FairKey, "fairness", "clients can invent API keys: use api_key only behind a gateway that has verified them"},
 	})
 }

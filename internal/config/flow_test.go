@@ -45,7 +45,6 @@ func TestWarningsOfFlow(t *testing.T) {
 	for text, want := range map[string]string{
 		"flow: {max_requests: 10000}" + first:                                     "flow.max_requests: 10000 requests are not fewer than limits.bodies_in_flight.count",
 		"flow: {max_requests: 10, max_bytes: 1GiB}" + first:                       "flow.max_bytes: is not below limits.bodies_in_flight.bytes",
-		"flow: {max_requests: 10, weights: {a: 2}}" + first:                       "flow.weights: no request has a tenant",
 		"flow: {max_requests: 10, fairness: api_key}" + first:                     "flow.fairness: clients can invent API keys",
 		"flow: {max_requests: 10, weights: {a: 2}}\ntenants: {header: X}" + first: "",
 		"flow: {max_requests: 10}":                                                "flow.hold_tokens: a prompt counts as queued until the response headers",

@@ -29,7 +29,7 @@ func Load(file string) (c *Config, warnings []Problem, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	c.warn(nil, d.note)
+	c.warn(nil, d)
 	return c, d.warnings, nil
 }
 
@@ -76,7 +76,7 @@ func Inspect(file string, text []byte, running func(Admin) (text []byte, closed 
 		c.validateFree(running, d.bad, d.note)
 	}
 	c.validateFiles(running != nil, d.bad, missing, d.note)
-	c.warn(listed, d.note)
+	c.warn(listed, d)
 	if len(d.problems) > 0 {
 		return c, d.warnings, d.problems
 	}

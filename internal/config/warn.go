@@ -231,14 +231,10 @@ func memoryLimit(machine fs.FS) (limit int64, file string) {
 }
 
 // warn reports settings that are valid but probably a mistake. listed are the workers of workers.file.
-func (c *Config) warn(listed []Worker, note report) {
-	w, t := &c.Workers, &c.Tenants
-	const unnamed = "have no effect: no request can name one without routing.trust_objectives"
-	trusted := c.Routing.Trusted || c.Routing.TrustedNames
+func (c *Config) warn(listed []Worker, d *decoder) {
+	w, t, note := &c.Workers, &c.Tenants, d.note
 	note.each([]wrong{
 		{len(w.Static) == 0 && w.File == "" && len(w.DNS) == 0 && w.Kubernetes == nil, "workers", "there are none: every request is answered 503"},
-		{!trusted && w.Kubernetes != nil && len(w.Kubernetes.Objectives) > 0, "workers.kubernetes.objectives", unnamed},
-		{!trusted && len(c.Routing.Objectives) > 0, "routing.objectives", unnamed},
 		{c.Quiet > c.Drain, "drain_quiet", fmt.Sprintf("%s is longer than drain (%s), which ends first: make it shorter", c.Quiet.Std(), c.Drain.Std())},
 		{c.Explain.Header, "explain.header", "tells every client what others have asked, to a block of tokens: keep it to tests"},
 		{t.SaltHeader != "" && t.Required && !c.FailsClosed(), "tenants", "while Kvlane is down or late requests pass without a salt: leave out envoy.fail_closed: false, and let your gateway fail closed"},
@@ -256,6 +252,7 @@ func (c *Config) warn(listed []Worker, note report) {
 		note("index.max_bytes", "%d bytes are more than the process can have (%s, %d bytes): make it smaller, or raise the limit", c.Index.MaxBytes, of, limit)
 	}
 	c.warnFlow(note.under("flow"))
+	c.warnUnused(func(path string) bool { return d.at[path] != place{} }, note)
 	c.warnSLO(note)
 	c.warnWorkers(listed, note)
 	c.warnDisagg(c.sites(listed), note)

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85250
+	totalLimit = 85287
 	totalGoal  = 62000
 )
 
@@ -62,9 +62,10 @@ var rooms = []struct {
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	// 63 for agents and chat as workloads of scenarios, a worker that hangs, and skewed conversations whose engines decode.
 	{"lab", 11700, 11700, []string{"internal/lab"}},
+	// 37 for warnings of keys without effect, which a new user had set (config/flow.go).
 	// 31 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go), and for its texts, which filled the log.
 	// 36 for a bound of a repository's files together, and for files that killed downloads left (internal/hub/download.go).
-	{"rim", 9308, 6000, []string{
+	{"rim", 9345, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
