@@ -121,7 +121,7 @@ type BodiesInFlight struct {
 // Tenants separates the KV caches of tenants.
 type Tenants struct {
 	SaltHeader   string `yaml:"salt_header" jsonschema_description:"Request header that names the tenant. A gateway must set it after it has authenticated the client. Kvlane derives the request's cache_salt from it, so that engines share no KV blocks between tenants, and removes the header. Empty: no separation."`
-	Header       string `yaml:"header" jsonschema_description:"Request header that names the tenant for flow.fairness, with the trust and the removal of salt_header but without separate caches. Empty: salt_header."`
+	Header       string `yaml:"header" jsonschema_description:"Request header that names the tenant for flow.fairness, with the trust and the removal of salt_header but without separate caches. Not one that engines, Envoy or Kvlane use, such as authorization. Empty: salt_header."`
 	Required     bool   `yaml:"required" jsonschema_description:"Applies to salt_header only: answer 403 to prompts without salt_header, and 400 to prompts that the engine cannot salt (such as /v1/messages of vLLM). If false, such prompts share one cache."`
 	TrustIngress bool   `yaml:"trust_ingress" jsonschema_description:"The header of requests that reach Envoy is set by a proxy in front of it, which clients cannot bypass. If false, the bootstrap of envoy-config removes it, and a filter after strip-steering has to set it."`
 }

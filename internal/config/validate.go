@@ -133,6 +133,10 @@ func (d *DNS) validate(bad report) {
 
 var mediaHost = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]+)?$`)
 
+// needed are headers of requests that cannot name a tenant: engines, Envoy and Kvlane use them.
+var needed = regexp.MustCompile(`^(host|authorization|(x-)?api-key|(proxy|content|accept|transfer|sec)-.*|accept|te|trailer|connection|keep-alive|upgrade|expect|cookie|` +
+	`x-request-id|traceparent|tracestate|baggage|x-(envoy|data-parallel|prefiller|override)-.*|x-kvlane-(endpoint|pin|exclude|priority)|x-gateway-destination-.*|x-(gateway|llm-d)-inference-objective|x-slo-ttft-ms)$`)
+
 func (c *Config) validateRouting(bad report) {
 	for _, p := range c.Routing.Problems() {
 		bad("routing."+p.Path, "%s", p.Text)
@@ -156,6 +160,9 @@ func (c *Config) validateRouting(bad report) {
 	for path, name := range map[string]*string{"tenants.salt_header": &c.Tenants.SaltHeader, "tenants.header": &c.Tenants.Header} {
 		if *name != "" {
 			headerName(path, name, bad)
+		}
+		if needed.MatchString(*name) {
+			bad(path, "%q is removed before the engine, which needs it, or Kvlane and Envoy use it: let the gateway set a header for the tenant alone (for API keys: flow.fairness: api_key)", *name)
 		}
 	}
 	w, shadows := &c.Routing.Wait, len(c.Routing.Shadow)

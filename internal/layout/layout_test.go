@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85287
+	totalLimit = 85305
 	totalGoal  = 62000
 )
 
@@ -65,7 +65,7 @@ var rooms = []struct {
 	// 37 for warnings of keys without effect, which a new user had set (config/flow.go).
 	// 31 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go), and for its texts, which filled the log.
 	// 36 for a bound of a repository's files together, and for files that killed downloads left (internal/hub/download.go).
-	{"rim", 9345, 6000, []string{
+	{"rim", 9363, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
