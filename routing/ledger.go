@@ -187,7 +187,7 @@ func (r *Router) apply(res *reservation, sign int64) {
 }
 
 func (t *target) enqueue(res *reservation, sign int64) {
-	t.load.Queue += sign * res.Miss
+	t.load.Queue, t.waiting = t.load.Queue+sign*res.Miss, t.waiting+sign*res.KV
 	if res.Number < t.report.Started {
 		t.startedTokens += sign * res.Miss
 	}

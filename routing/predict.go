@@ -10,7 +10,7 @@ import (
 //	what it has yet to compute + base + a*miss + b*pairs + (c + d*miss)*context + e*mates
 //
 // plus what later requests add on average. pairs counts the tokens that attention reads for those of the miss, and
-// context is the number of prompt tokens of the target's requests. An engine computes in steps: each costs base +
+// context is the prompt tokens of the target's requests that decode. An engine computes in steps: each costs base +
 // c*context. mates is the extra time if each step lasts as long as that of the worker's busiest rank. The time per
 // output token is
 //
@@ -61,8 +61,7 @@ func (f *fit) at(x *terms) (y float64) {
 	return y
 }
 
-// learn adds a sample with a weight of at most 1: y seconds for x. y is part of whole, and errors are relative to
-// whole.
+// learn adds a sample with a weight of at most 1: y seconds for x. Errors are relative to whole, of which y is part.
 func (f *fit) learn(x *terms, y, whole, trust float64) {
 	expected := f.at(x)
 	scale := max(whole, whole-y+expected, 1e-6)
@@ -160,18 +159,17 @@ func (t *target) fitOf() *fit {
 	return &t.paces.First[mainLeg]
 }
 
-// steps describes a target's steps: base is the seconds that one takes without prompts, most the seconds that its
-// prompts add at most. next and due are the expected present values of the progress's Next and Due, in the steps that
-// have begun.
+// steps describes a target's steps: base is the seconds that one takes without prompts, most what its prompts add at
+// most, never less than base. next and due are the expected values of Next and Due, in the steps that have begun.
 type steps struct {
 	base, most, next float64
 	due              time.Duration
 }
 
 func (t *target) steps(now time.Duration) steps {
-	const n = stepTokens / 1024
-	f, p, context := t.fitOf(), &t.progress, float64(t.load.KV)/(1<<20)
-	s := steps{p.Factor * (f.Theta[0] + f.Theta[3]*context), max(p.Factor*n*(f.Theta[1]+f.Theta[2]*n/2+f.Theta[4]*context), 0.01), p.Next, p.Due}
+	f, p, n, context := t.fitOf(), &t.progress, stepTokens/1024.0, float64(t.load.KV-t.waiting)/(1<<20)
+	s := steps{base: p.Factor * (f.Theta[0] + f.Theta[3]*context), next: p.Next, due: p.Due}
+	s.most = max(p.Factor*n*(f.Theta[1]+f.Theta[2]*n/2+f.Theta[4]*context), s.base, 0.01)
 	s.begin(now)
 	return s
 }
@@ -188,7 +186,7 @@ func (s *steps) begin(now time.Duration) {
 // forecast predicts a request on a target with steps, of the worker whose busiest ranks are given.
 func (t *target) forecast(now time.Duration, b *busiest, s steps, miss, prompt, foreign int64) (w forecast) {
 	f, p := t.fitOf(), &t.progress
-	n, context, steps := float64(miss)/1024, float64(t.load.KV)/(1<<20), 1.0
+	n, context, steps := float64(miss)/1024, float64(t.load.KV-t.waiting)/(1<<20), 1.0
 	if t.load.Work > t.load.Queue && s.due <= now {
 		steps = 1.5 // half of one that only decodes ends first
 	}
@@ -357,7 +355,10 @@ func (r *Router) learnFirst(now time.Duration, res *reservation) {
 	r.computed(now, res)
 	if t != nil && w.learns && !w.behind && took > 0 {
 		f, p := t.fitOf(), &t.progress
-		f.learn(&w.x, (took-w.ahead)/p.Factor, took, trust)
+		// What takes twice its time, with others behind it, waited for more than prompts, as for KV memory.
+		if trust == 1 || f.Seen < 2*learnedFrom || took-w.ahead < 2*w.own {
+			f.learn(&w.x, (took-w.ahead)/p.Factor, took, trust)
+		}
 		t.paces.Later.learn(w.rest(), took-w.ahead-w.own, took, 1)
 		if f.Seen > learnedFrom && trust == 1 {
 			adapt(&p.Factor, w.ahead+w.own, took)

@@ -157,6 +157,104 @@ func TestLateTargetsArePredictedLate(t *testing.T) {
 	}
 }
 
+// An engine with room for 50 requests gets twice as many as it answers. What waits for room is predicted from what such
+// requests have waited, and is not learned as time of prompts: that is as before once the engine is idle.
+func TestWaitsForMemoryAreNotPrompts(t *testing.T) {
+	const answer = 50 * time.Second
+	r := newRouter(t, preset(t, DefaultPreset), 1)
+	began := train(r, 10_000)
+	begins := make([]time.Duration, 0, 1500) // when each request leaves room for the 50th after it
+	type event struct {
+		at   time.Duration
+		plan Plan
+	}
+	var firsts, ends []event
+	free, worst, least := began, 0.0, math.Inf(1)
+	at := func(now time.Duration) {
+		for len(firsts) > 0 || len(ends) > 0 {
+			first := len(firsts) > 0 && (len(ends) == 0 || firsts[0].at < ends[0].at)
+			from := &ends
+			if first {
+				from = &firsts
+			}
+			e := (*from)[0]
+			if e.at > now {
+				return
+			}
+			if *from = (*from)[1:]; first {
+				r.FirstToken(e.at, e.plan.Reservation)
+				ends = append(ends, event{e.at + answer, e.plan})
+			} else {
+				r.Release(e.at, e.plan.Reservation)
+			}
+		}
+	}
+	for i := range 8000 {
+		now := began + time.Duration(i)*answer/100
+		at(now)
+		r.Awake(now)
+		q := &Query{ID: fmt.Sprint(i), PromptTokens: int64(1000 + i%7*500)}
+		plan := planAt(t, r, now, q)
+		start := max(free, now)
+		if i >= 50 {
+			start = max(start, begins[i-50])
+		}
+		free = start + 20*time.Millisecond + time.Duration(q.PromptTokens)*100*time.Microsecond
+		begins = append(begins, free+answer)
+		firsts = append(firsts, event{free, plan})
+		if i >= 300 {
+			ratio := plan.TTFT.Seconds() / (free - now).Seconds()
+			worst, least = max(worst, ratio), min(least, ratio)
+		}
+	}
+	t.Logf("predicted %.2f to %.2f of the time", least, worst)
+	if least < 0.4 || worst > 2 {
+		t.Errorf("got predictions of %.2f to %.2f times what came true, want 0.4 to 2", least, worst)
+	}
+	idle := free + 2*answer
+	at(idle)
+	if plan := planAt(t, r, idle, &Query{ID: "idle", PromptTokens: 1000}); plan.TTFT < 100*time.Millisecond || plan.TTFT > 150*time.Millisecond {
+		t.Errorf("got a prediction of %s once the engine is idle, want about 120 ms", plan.TTFT)
+	}
+}
+
+// Prompts of an engine that has become slow are learned, although others follow each of them but the last.
+func TestSlowerPromptsAreLearned(t *testing.T) {
+	r := newRouter(t, preset(t, DefaultPreset), 1)
+	now := train(r, 10_000)
+	var last time.Duration
+	for i := range 400 {
+		plans := [4]Plan{}
+		for k := range plans {
+			plans[k] = planAt(t, r, now+time.Duration(k)*time.Millisecond, &Query{ID: fmt.Sprint(i, k), PromptTokens: int64(1000 + i%5*500)})
+		}
+		took := 20*time.Millisecond + time.Duration(1000+i%5*500)*time.Millisecond
+		last = plans[3].TTFT
+		for k := range plans {
+			now += took
+			r.FirstToken(now, plans[k].Reservation)
+			r.Release(now, plans[k].Reservation)
+		}
+		now += time.Second
+		if want := 4 * took; i >= 380 && math.Abs((last-want).Seconds()) > 0.2*want.Seconds() {
+			t.Errorf("group %d: got a prediction of %s for the last prompt, want %s", i, last, want)
+		}
+	}
+}
+
+// Whatever is learned, steps without prompts take no longer than prompts that wait.
+func TestStepsAreBounded(t *testing.T) {
+	r := newRouter(t, preset(t, DefaultPreset), 1)
+	now := train(r, 10_000)
+	for i := range 20 {
+		planAt(t, r, now, &Query{ID: fmt.Sprint(i), PromptTokens: 20_000})
+	}
+	r.targets[0].paces.First[mainLeg].Theta = terms{10}
+	if plan := planAt(t, r, now, &Query{ID: "x", PromptTokens: 1000}); plan.TTFT < 40*time.Second || plan.TTFT > 100*time.Second {
+		t.Errorf("got a prediction of %s behind 40 s of prompts, want 40 to 100 s", plan.TTFT)
+	}
+}
+
 // Answers that come in one piece teach nothing, as do copies of other replicas' bookings.
 func TestLearnsOnlyFromFirstTokensThatAreSeen(t *testing.T) {
 	r := newRouter(t, preset(t, DefaultPreset), 1)

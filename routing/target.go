@@ -79,13 +79,12 @@ type target struct {
 	key  uint64
 	info TargetInfo
 	name string // of info.Target
-	// health is a pointer to keep targets small: decisions read it only while targets are suspect. It is nil in free
-	// slots.
+	// health is a pointer to keep targets small: decisions read it only while targets are suspect. Free slots have none.
 	health *health
-	// startedTokens is the part of load.Queue that the engine has started on, see
-	// reported.Started; booked and released are when the last request was booked and when one ended.
-	startedTokens    int64
-	booked, released time.Duration
+	// startedTokens is the part of load.Queue that the engine has started on, see reported.Started, waiting the part of
+	// load.KV that has no first token; booked and released are when the last request was booked and when one ended.
+	startedTokens, waiting int64
+	booked, released       time.Duration
 	// paces are those of its model.
 	paces    *paces
 	progress progress

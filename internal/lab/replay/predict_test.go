@@ -37,6 +37,33 @@ func TestPredictionsAndTargets(t *testing.T) {
 	}
 }
 
+// TestWaitsForMemoryArePredicted holds that predictions stay near where requests wait for KV memory, with long shared
+// prompts and with long answers. Before, what they waited was learned as the time of their prompts and of each step.
+func TestWaitsForMemoryArePredicted(t *testing.T) {
+	if raceDetector {
+		t.Skip("four simulations: 'make test' runs them without the race detector")
+	}
+	for _, c := range []struct {
+		load      OneShot
+		capacity  int
+		p50, most float64
+	}{
+		{OneShot{Tenants: 50, System: 8000, Own: 1000, Output: 250, PerSecond: 60}, 300_000, 0.1, 0.3},
+		{OneShot{Tenants: 40, System: 2000, Own: 3000, Output: 600, PerSecond: 30}, 120_000, 0.1, 0.3},
+	} {
+		report, err := Run(Options{Workload: c.load.Workload("memory"), Fleet: Fleet{Workers: 8, Ranks: 1, Engine: Dense70B(c.capacity)}, Policies: []string{"kv-aware"}, Seeds: []uint64{101, 102}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, got := range report.Rows[0].Runs {
+			if got.TTFT50 < 10 || got.TTFTError50 > c.p50 || got.TTFTError90 > c.most {
+				t.Errorf("%d tokens: got errors of %.3f and %.3f at p90 of a first token after %.1f s, want at most %.2f and %.2f, and at least 10 s",
+					c.capacity, got.TTFTError50, got.TTFTError90, got.TTFT50, c.p50, c.most)
+			}
+		}
+	}
+}
+
 // errorsOf returns the runs of a gauntlet's only rule by their cell.
 func errorsOf(t *testing.T, g *Gauntlet) map[string][]Result {
 	t.Helper()
