@@ -203,7 +203,14 @@ func (e *Explanation) write(b *strings.Builder, prefix string) {
 			cost = fmt.Sprintf("%.0f", *c.Cost)
 		}
 		if predicted {
-			times = fmt.Sprintf("%.2fs\t%.1fms\t", c.TTFT, c.PerToken*1000)
+			first, each := "-", "-"
+			if c.TTFT > 0 {
+				first = fmt.Sprintf("%.2fs", c.TTFT)
+			}
+			if c.PerToken > 0 {
+				each = fmt.Sprintf("%.1fms", c.PerToken*1000)
+			}
+			times = first + "\t" + each + "\t"
 		}
 		fmt.Fprintf(w, "%s%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s%s\t%s\t\n", prefix, c.Target, c.Tiers[kvindex.Device], c.Tiers[kvindex.Host],
 			c.Tiers[kvindex.Disk], c.Tiers[kvindex.External], c.Speculative, c.Miss, c.Queue, c.KV, c.Active, times, cost, c.Dropped)

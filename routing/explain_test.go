@@ -8,7 +8,9 @@ import (
 	"math"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -75,5 +77,19 @@ func TestLinesAreFormatted(t *testing.T) {
 		if got, want := e.Verdicts[len(e.Verdicts)-1].Text, fmt.Sprintf(c.format, c.args...); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
+	}
+}
+
+// A time that is not predicted is not shown as one of zero.
+func TestExplanationOfWhatIsNotPredicted(t *testing.T) {
+	e := Explanation{Candidates: []Candidate{{Target: "a", TTFT: 1.5}, {Target: "b", PerToken: 0.01}, {Target: "c"}, {Target: "d", TTFT: 2, PerToken: 0.02}}}
+	var got []string
+	for line := range strings.Lines(e.String()) {
+		if f := strings.Fields(line); len(f) > 11 {
+			got = append(got, strings.Join(append(f[:1], f[10:12]...), " "))
+		}
+	}
+	if want := []string{"a 1.50s -", "b - 10.0ms", "c - -", "d 2.00s 20.0ms"}; !slices.Equal(got, want) && !slices.Equal(got[1:], want) {
+		t.Errorf("got %q, want %q in\n%s", got, want, e.String())
 	}
 }

@@ -118,7 +118,7 @@ func newFlags() *flags {
 	s.StringVar(&f.scenario, "scenario", "", "`NAME` of a scenario of the project, NAME/CASE, or a .yaml file of your own; list shows them all")
 	s.Float64Var(&f.load, "load", 0, "the trace arrives so many `TIMES` faster (default: the scenario's, else 1)")
 	s.Var(&f.jitter, "arrival-jitter", "`TIME` over which arrivals are spread; never: as recorded (default: the trace's resolution, 3s for mooncake)")
-	s.StringVar(&f.policies, "policies", "", "`LIST` of presets, with commas; settings as in kv-aware?cost.miss=4&first_turn.slack=2048")
+	s.StringVar(&f.policies, "policies", "", "`LIST` of presets, with commas; settings as in kv-aware?cost.miss=4&first_turn.slack=2048, those of routing.policy and flow.hold_tokens")
 	s.BoolVar(&f.sweep, "sweep", false, "compare presets and the weights of the default, and say which is best")
 	s.Uint64Var(&f.seed, "seed", 1, "first seed `N`")
 	s.IntVar(&f.seeds, "seeds", 5, "`NUMBER` of seeds; figures are means over them")

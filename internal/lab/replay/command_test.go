@@ -290,7 +290,10 @@ func BenchmarkTrace64Ranks(b *testing.B) {
 // runs.
 func TestWhatCannotRunIsSaidFirst(t *testing.T) {
 	for args, want := range map[string]string{
-		"--policies kv-aware,nonsense":                   `no policy "nonsense"`,
+		"--policies kv-aware,nonsense":                   `no policy "nonsense": there are compute-and-resident, `,
+		"--gauntlet --families chat,nonsense":            `no family "nonsense": there are chat, `,
+		"--policies kv-aware?flow.hold_tokens=-1":        `setting "flow.hold_tokens=-1": `,
+		"--policies kv-aware?flow.fairness=none":         `setting "flow.fairness=none": `,
 		"--policies kv-aware,kv-aware?cap.multiplier=-5": "kv-aware?cap.multiplier=-5: routing: policy.cap.multiplier: -5 is not within",
 		"--load 0":             "--load 0: must be above 0",
 		"--load -1":            "--load -1: must be above 0",
@@ -308,6 +311,17 @@ func TestWhatCannotRunIsSaidFirst(t *testing.T) {
 		err := Command(append([]string{"--format", "generated", "--seeds", "1"}, strings.Fields(args)...), &out, &progress)
 		if err == nil || !strings.HasPrefix(err.Error(), want) || progress.String() != "" || out.String() != "" {
 			t.Errorf("%s: %v, want %s; after %s%s", args, err, want, &progress, &out)
+		}
+	}
+}
+
+// flow.hold_tokens is a setting like those of routing.policy, and leaves what is not named.
+func TestPoliciesTakeHoldTokens(t *testing.T) {
+	for name, want := range map[string]int64{"kv-aware": 0, "kv-aware-flow": 8192, "kv-aware-flow?cost.miss=4": 8192,
+		"kv-aware-flow?flow.hold_tokens=24576": 24576, "kv-aware-flow?flow.hold_tokens=100&cost.miss=4": 100, "kv-aware?flow.hold_tokens=1": 1} {
+		p, err := PolicyByName(name)
+		if err != nil || p.Config.Hold != want || strings.Contains(name, "miss") != (p.Config.Policy.Cost.Miss == 4) {
+			t.Errorf("%s: got %d tokens, %+v, %v, want %d", name, p.Config.Hold, p.Config.Policy.Cost, err, want)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 )
 
 // family is a generated workload of the gauntlet: sessions that arrive at random. Within a
@@ -219,6 +220,18 @@ func rollout(g *sessions) []*turn {
 		group = append(group, d.say(1, lognormal(g.rng, 800, 0.7), 0))
 	}
 	return group
+}
+
+// isFamily returns an error that names all families if there is none of the name.
+func isFamily(name string) error {
+	names := make([]string, len(families))
+	for i := range families {
+		names[i] = families[i].name
+	}
+	if slices.Contains(names, name) {
+		return nil
+	}
+	return fmt.Errorf("no family %q: there are %s", name, strings.Join(names, ", "))
 }
 
 // mixed draws a session of the other families, so that each has a similar part of the work.

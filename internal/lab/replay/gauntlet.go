@@ -71,8 +71,8 @@ func (g *Gauntlet) cells() ([]cell, error) {
 		base.Workers, loads = 8, []float64{0.8, 0.95}
 	}
 	for _, name := range g.Families {
-		if !slices.ContainsFunc(families, func(f family) bool { return f.name == name }) {
-			return nil, fmt.Errorf("no family %q", name)
+		if err := isFamily(name); err != nil {
+			return nil, err
 		}
 	}
 	var out []cell

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -114,7 +115,8 @@ func PolicyByName(name string) (Policy, error) {
 	}
 	var ok bool
 	if p.Config.Policy, ok = routing.Preset(preset); !ok {
-		return Policy{}, fmt.Errorf("no policy %q", preset)
+		known := slices.Concat(routing.Presets(), slices.Sorted(maps.Keys(variants)), slices.Sorted(maps.Keys(poolRules)))
+		return Policy{}, fmt.Errorf("no policy %q: there are %s", preset, strings.Join(known, ", "))
 	}
 	if isVariant {
 		v.change(&p, &p.Config.Policy)
@@ -123,26 +125,34 @@ func PolicyByName(name string) (Policy, error) {
 		if setting == "" {
 			continue
 		}
-		if err := set(&p.Config.Policy, setting); err != nil {
+		if err := p.set(setting); err != nil {
 			return Policy{}, err
 		}
 	}
 	return p, nil
 }
 
-// set changes one setting of a policy, given as path=value with the keys of the configuration's routing.policy.
-func set(policy *routing.Policy, setting string) error {
+// set changes one setting, given as path=value with the keys of the configuration's routing.policy, or flow.hold_tokens.
+func (p *Policy) set(setting string) error {
+	flow := struct {
+		Hold uint32 `yaml:"hold_tokens"`
+	}{uint32(p.Config.Hold)}
+	var into any = &p.Config.Policy
 	path, value, ok := strings.Cut(setting, "=")
+	if key, isFlow := strings.CutPrefix(path, "flow."); isFlow {
+		path, into = key, &flow
+	}
 	if !ok {
 		return fmt.Errorf("setting %q: want key=value", setting)
 	}
 	for _, name := range slices.Backward(strings.Split(path, ".")) {
 		value = fmt.Sprintf("{%q: %s}", name, value)
 	}
-	if err := yaml.NewDecoder(strings.NewReader(value), yaml.Strict()).Decode(policy); err != nil {
+	if err := yaml.NewDecoder(strings.NewReader(value), yaml.Strict()).Decode(into); err != nil {
 		first, _, _ := strings.Cut(yaml.FormatError(err, false, false), "\n")
 		return fmt.Errorf("setting %q: %s", setting, first)
 	}
+	p.Config.Hold = int64(flow.Hold)
 	return nil
 }
 

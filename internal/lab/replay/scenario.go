@@ -205,8 +205,8 @@ func (w *Source) validate() error {
 	case w.Trace != nil:
 		bounds = []bound{{"trace.load", w.Trace.Load, tiny, 1000}}
 	case w.Family != nil:
-		if !slices.ContainsFunc(families, func(f family) bool { return f.name == w.Family.Name }) {
-			return fmt.Errorf("workload.family.name: no family %q", w.Family.Name)
+		if err := isFamily(w.Family.Name); err != nil {
+			return fmt.Errorf("workload.family.name: %w", err)
 		}
 		bounds = []bound{{"family.load", w.Family.Load, tiny, 10}, {"family.seconds", w.Family.Seconds, 0, 1e4}}
 	case w.Siblings != nil:
