@@ -420,6 +420,81 @@ func TestUploadsThatStallGiveWay(t *testing.T) {
 	}
 }
 
+// A client has as many open requests as limits.requests_per_address allows, unfinished ones and those whose answer runs, and others
+// are served. x-forwarded-for makes it another client only where a proxy in front of Envoy is trusted.
+func TestOpenRequestsOfAnAddressAreBounded(t *testing.T) {
+	const most = 10
+	for hops, spoofs := range map[int]bool{0: false, 1: true} {
+		t.Run(fmt.Sprintf("%d trusted proxies", hops), func(t *testing.T) {
+			b := newBed(t, shape{engines: 1, engine: slow(20 * time.Millisecond), decide: fmt.Sprintf("10s, requests_per_address: %d", most), otherwise: true,
+				bootstrap: func(text string) string {
+					return strings.Replace(text, "use_remote_address: true", fmt.Sprintf("use_remote_address: true\n          xff_num_trusted_hops: %d", hops), 1)
+				}})
+			dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+			open := func(format string, more ...any) net.Conn {
+				t.Helper()
+				conn, err := dialer.Dial("tcp", b.ingress)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { conn.Close() })
+				fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"+format, more...)
+				return conn
+			}
+			answer := func(conn net.Conn) (status int, retry, text string) {
+				t.Helper()
+				_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+				resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer resp.Body.Close()
+				body, err := io.ReadAll(resp.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return resp.StatusCode, resp.Header.Get("Retry-After"), string(body)
+			}
+			const unfinished = "Content-Length: 9\r\n%s\r\n{"
+			long := `{"model":"demo","stream":true,"max_tokens":10000,"messages":[{"role":"user","content":"a long answer"}]}`
+			var conns []net.Conn
+			for i := range most {
+				if i%2 == 0 {
+					conns = append(conns, open(unfinished, ""))
+				} else {
+					conns = append(conns, open("Content-Length: %d\r\n\r\n%s", len(long), long))
+				}
+			}
+			b.until("all are open", func() bool {
+				return b.metric("kvlane_bodies_in_flight") == most/2 && b.metric("kvlane_reservations") == most/2
+			})
+			refused := open(unfinished, "")
+			if status, retry, text := answer(refused); status != http.StatusTooManyRequests || retry == "" || !strings.Contains(text, `"too_many_requests"`) {
+				t.Errorf("one more: got status %d, Retry-After %q and %s, want 429, a time and the reason", status, retry, text)
+			}
+			if _, err := refused.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+				t.Errorf("an unfinished request that was refused: got %v, want that Envoy closes its connection", err)
+			}
+			short := string(chatBody(message{"user", "short"}))
+			if status, _, _ := answer(open("X-Forwarded-For: 192.0.2.7\r\nContent-Length: %d\r\n\r\n%s", len(short), short)); (status == http.StatusOK) != spoofs {
+				t.Errorf("with x-forwarded-for: got status %d", status)
+			}
+			for range 5 {
+				if r := b.post("/v1/chat/completions", []byte(short)); r.status != http.StatusOK {
+					t.Errorf("another client: got status %d %s, want 200", r.status, r.body)
+				}
+			}
+			for _, c := range conns[:2] {
+				c.Close()
+			}
+			b.until("the client is served when requests have ended", func() bool {
+				status, _, _ := answer(open("Content-Length: %d\r\n\r\n%s", len(short), short))
+				return status == http.StatusOK
+			})
+		})
+	}
+}
+
 // What a client of Kvlane's own ports holds open, of any kind, takes no more memory than the bodies that the configuration allows
 // and a bound for each stream and connection.
 func TestWhatIsHeldOpenIsBounded(t *testing.T) {

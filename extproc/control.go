@@ -194,9 +194,9 @@ func tooManyHeaders() *Reject {
 		"no room is left for those that route it (at most 100 headers and 60 KiB in all); send fewer")
 }
 
-// tooMany rejects a request whose body would exceed MaxBodies or MaxBodyBytes.
-func tooMany() *Reject {
-	r := problem(503, "kvlane_too_many_bodies", "service_unavailable_error", "too_many_bodies", "too many requests are being received; try again in 1 s")
+// tooMany rejects a request for which there is room again when others have ended.
+func tooMany(status int, what, kind, message string) *Reject {
+	r := problem(status, "kvlane_"+what, kind, what, message+"; try again in 1 s")
 	r.Headers = []Header{{Name: "retry-after", Value: "1"}}
 	return r
 }

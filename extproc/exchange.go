@@ -53,6 +53,7 @@ type exchange struct {
 	clientID string
 	// contentLength is -1 if unknown.
 	contentLength int
+	client        address // that Server.clients counts it for
 	// body holds the received pieces. Invariant: bodySize is the sum of their sizes and at most
 	// Options.BodyLimit while they are held.
 	body     mem.BufferSlice
@@ -204,6 +205,11 @@ func (x *exchange) requestHeaders(m *message) error {
 		return x.reject(tooManyHeaders())
 	}
 	x.readHeaders(m)
+	if m.client != 0 && !x.srv.clients.enter(m.client) {
+		x.srv.opts.Metrics.Failure(FailureTooManyRequests)
+		return x.reject(tooMany(429, "too_many_requests", "rate_limit_error", "too many requests of this address are open"))
+	}
+	x.client = m.client
 	switch {
 	case m.last:
 		x.reqDone = true
@@ -382,7 +388,7 @@ func (x *exchange) refuse(err error) error {
 		return x.reject(problem(413, "kvlane_body_too_large", "invalid_request_error", "request_too_large", "request body is larger than "+strconv.Itoa(x.srv.opts.BodyLimit)+" bytes"))
 	case errors.Is(err, errNoRoom):
 		x.srv.opts.Metrics.Failure(FailureTooManyBodies)
-		return x.reject(tooMany())
+		return x.reject(tooMany(503, "too_many_bodies", "service_unavailable_error", "too many requests are being received"))
 	}
 	return err
 }
@@ -606,6 +612,9 @@ func (x *exchange) close() {
 		x.srv.opts.Metrics.Closed(x.mode())
 	}
 	x.dropBody()
+	if x.client != 0 {
+		x.srv.clients.leave(x.client)
+	}
 	if f := x.flight; f != nil {
 		if f.end(x.srv.opts.Now()) {
 			x.srv.tracker.retire(f)

@@ -23,8 +23,9 @@ const (
 type message struct {
 	// first must be set before the first message of a stream is decoded: that message carries
 	// metadata and configuration, whatever its kind.
-	first  bool
-	prefix [5]byte // gRPC's: compressed or not, length
+	first     bool
+	prefix    [5]byte // gRPC's: compressed or not, length
+	addressed bool    // client is to be read; must be set like first
 
 	kind Kind
 	last bool            // end_of_stream
@@ -46,9 +47,10 @@ type message struct {
 
 	subset    []string
 	hasSubset bool
-	served    string // address of the endpoint that served the request, from the data plane's metadata
-	upstream  string // attribute upstream.address
-	requestID string // attribute request.id
+	served    string  // address of the endpoint that served the request, from the data plane's metadata
+	upstream  string  // attribute upstream.address
+	requestID string  // attribute request.id
+	client    address // attribute source.address
 }
 
 func (m *message) free() {
@@ -67,7 +69,7 @@ func (m *message) take() (mem.BufferSlice, int) {
 // reset clears the content and keeps the storage.
 func (m *message) reset() {
 	m.free()
-	*m = message{first: m.first, headers: m.headers[:0]}
+	*m = message{first: m.first, addressed: m.addressed, headers: m.headers[:0]}
 }
 
 // resetOneof clears the content of the request oneof.
@@ -348,6 +350,12 @@ func (m *message) decodeAttributes(entry []byte) error {
 			m.requestID, err = stringValue(v)
 		case "upstream.address":
 			m.upstream, err = stringValue(v)
+		case "source.address":
+			if m.addressed {
+				var text []byte
+				text, err = stringBytes(v)
+				m.client = clientAddress(text)
+			}
 		}
 		return err
 	})

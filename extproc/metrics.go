@@ -7,27 +7,28 @@ type Failure string
 
 // The failures that are counted.
 const (
-	FailurePanic           Failure = "panic"            // the handler or a ticket panicked; the request continued
-	FailureBodyTooLarge    Failure = "body_too_large"   // answered with 413
-	FailureTooManyBodies   Failure = "too_many_bodies"  // answered with 503: MaxBodies or MaxBodyBytes is reached
-	FailureAbandoned       Failure = "abandoned"        // the stream ended, or a response arrived, before the decision
-	FailureExtraMessage    Failure = "extra_message"    // a body message after the end of the body
-	FailureUnexpected      Failure = "unexpected"       // a message that the protocol does not allow here
-	FailureBadPick         Failure = "bad_pick"         // Decision.Endpoint is not an address
-	FailureBadHeader       Failure = "bad_header"       // a header of the decision was left out
-	FailureBadEdit         Failure = "bad_edit"         // a new body in a mode that does not allow body changes
-	FailureLateFirstToken  Failure = "late_first_token" // seen after the request's end: usual for responses that come in one piece
-	FailureUnknownRequest  Failure = "unknown_request"  // first token or access log of a request that this server did not receive
-	FailureOutcomeOverflow Failure = "outcome_overflow" // a request was forgotten before its outcome arrived
-	FailureProtocol        Failure = "protocol"         // a message that does not decode
-	FailureObservedRequest Failure = "observed_request" // an observing filter that sends requests, which cannot be decided there
-	FailureCancelled       Failure = "cancelled"        // the client cancelled while Decide ran
+	FailurePanic           Failure = "panic"             // the handler or a ticket panicked; the request continued
+	FailureBodyTooLarge    Failure = "body_too_large"    // answered with 413
+	FailureTooManyBodies   Failure = "too_many_bodies"   // answered with 503: MaxBodies or MaxBodyBytes is reached
+	FailureTooManyRequests Failure = "too_many_requests" // answered with 429: MaxPerAddress is reached
+	FailureAbandoned       Failure = "abandoned"         // the stream ended, or a response arrived, before the decision
+	FailureExtraMessage    Failure = "extra_message"     // a body message after the end of the body
+	FailureUnexpected      Failure = "unexpected"        // a message that the protocol does not allow here
+	FailureBadPick         Failure = "bad_pick"          // Decision.Endpoint is not an address
+	FailureBadHeader       Failure = "bad_header"        // a header of the decision was left out
+	FailureBadEdit         Failure = "bad_edit"          // a new body in a mode that does not allow body changes
+	FailureLateFirstToken  Failure = "late_first_token"  // seen after the request's end: usual for responses that come in one piece
+	FailureUnknownRequest  Failure = "unknown_request"   // first token or access log of a request that this server did not receive
+	FailureOutcomeOverflow Failure = "outcome_overflow"  // a request was forgotten before its outcome arrived
+	FailureProtocol        Failure = "protocol"          // a message that does not decode
+	FailureObservedRequest Failure = "observed_request"  // an observing filter that sends requests, which cannot be decided there
+	FailureCancelled       Failure = "cancelled"         // the client cancelled while Decide ran
 )
 
 // Failures lists all failures.
 func Failures() []Failure {
 	return []Failure{
-		FailurePanic, FailureBodyTooLarge, FailureTooManyBodies, FailureAbandoned, FailureExtraMessage, FailureUnexpected, FailureBadPick, FailureBadHeader,
+		FailurePanic, FailureBodyTooLarge, FailureTooManyBodies, FailureTooManyRequests, FailureAbandoned, FailureExtraMessage, FailureUnexpected, FailureBadPick, FailureBadHeader,
 		FailureBadEdit, FailureLateFirstToken, FailureUnknownRequest, FailureOutcomeOverflow, FailureProtocol,
 		FailureObservedRequest, FailureCancelled,
 	}

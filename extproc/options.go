@@ -29,6 +29,9 @@ type Options struct {
 	// (0.25 s at MaxBodies) are answered with 503, or else the new one.
 	MaxBodies    int
 	MaxBodyBytes int64
+	// MaxPerAddress limits the open requests of one client, by the attribute source.address (IPv6 by /64); further ones are
+	// answered with 429. 0 means unlimited, as are requests without the attribute.
+	MaxPerAddress int
 	// MaxStreams limits the concurrent streams of one connection; 0 means unlimited. See GRPCOptions.
 	MaxStreams uint32
 	// ControlHeaders are removed from every request, unless the decision sets them; nil means

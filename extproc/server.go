@@ -24,6 +24,7 @@ type Server struct {
 	controls controls
 	tracker  *tracker
 	bodies   bodies
+	clients  addresses
 	health   *health.Server
 
 	drainOnce sync.Once
@@ -55,10 +56,12 @@ func NewServer(o Options, h Handler) *Server {
 		controls: newControls(o.ControlHeaders),
 		tracker:  newTracker(o.LateTickets, o.Metrics.Failure),
 		bodies:   bodies{maxBytes: o.MaxBodyBytes, large: largeBody, maxCount: o.MaxBodies, patience: 2 * time.Second},
+		clients:  addresses{open: map[address]int64{}},
 		health:   health.NewServer(),
 		drain:    make(chan struct{}),
 		change:   make(chan struct{}, 1),
 	}
+	s.SetPerAddress(o.MaxPerAddress)
 	s.SetAlive(true)
 	return s
 }
@@ -123,7 +126,7 @@ func (s *Server) process(stream grpc.ServerStream) (err error) {
 			err = nil
 		}
 	}()
-	m := &message{first: true}
+	m := &message{first: true, addressed: s.clients.most.Load() > 0}
 	for open := true; open; {
 		if open, err = x.next(s.receive(stream, m, &x.held), m); err != nil {
 			return err

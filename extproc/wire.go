@@ -58,13 +58,18 @@ func eachMapEntry(b []byte, f func(key, value []byte) error) error {
 
 // stringValue reads a google.protobuf.Value; anything but a string is "".
 func stringValue(b []byte) (string, error) {
-	s := ""
-	err := eachField(b, func(num protowire.Number, typ protowire.Type, v []byte, _ uint64) error {
+	s, err := stringBytes(b)
+	return string(s), err
+}
+
+// stringBytes is stringValue as a part of b.
+func stringBytes(b []byte) (s []byte, err error) {
+	err = eachField(b, func(num protowire.Number, typ protowire.Type, v []byte, _ uint64) error {
 		switch {
 		case num == 3 && typ == protowire.BytesType:
-			s = string(v)
+			s = v
 		case num >= 1 && num <= 6:
-			s = ""
+			s = nil
 		}
 		return nil
 	})

@@ -118,6 +118,7 @@ func (s *service) reload(ctx context.Context, file string, load func() (*config.
 		s.decider.SetModels(served)
 	}
 	s.server.SetBodies(next.Limits.Bodies.Count, int64(next.Limits.Bodies.Bytes))
+	s.server.SetPerAddress(next.Limits.PerAddress)
 	setLogLevel(next.Log.Level)
 	s.config.Store(next)
 	s.log.Info().Strs("keys", live).Int64("generation", s.generation.Add(1)).Msg("configuration taken")

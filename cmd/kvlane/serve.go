@@ -325,7 +325,7 @@ func (s *service) copyIndex(ctx context.Context, c *config.Config) {
 
 func extProcOptions(c *config.Config, metrics *observe.Metrics) extproc.Options {
 	opts := extproc.Options{
-		BodyLimit: int(c.Limits.MaxBody), MaxBodies: c.Limits.Bodies.Count, MaxBodyBytes: int64(c.Limits.Bodies.Bytes), MaxStreams: uint32(c.Limits.MaxStreams),
+		BodyLimit: int(c.Limits.MaxBody), MaxBodies: c.Limits.Bodies.Count, MaxBodyBytes: int64(c.Limits.Bodies.Bytes), MaxPerAddress: c.Limits.PerAddress, MaxStreams: uint32(c.Limits.MaxStreams),
 		DrainQuiet: c.Quiet.Std(), Metrics: protocolMetrics(metrics), SkipResponseBody: c.Envoy.ResponseBody == envoy.BodyNone,
 		ControlHeaders: append(steering.AtKvlane(), c.Tenants.Headers()...), RequestID: disagg.RequestIDs(c.Disagg.Connector, c.Disagg.Trust),
 	}

@@ -44,7 +44,7 @@ func TestProtocolMetricsKnowEveryModeAndKind(t *testing.T) {
 // The server has the bounds of the configuration, and removes what a client must not set.
 func TestServerHasTheConfigurationsBounds(t *testing.T) {
 	t.Parallel()
-	c, err := config.Parse("k.yaml", []byte(`limits: {max_body: 1MiB, bodies_in_flight: {count: 3, bytes: 7MiB}, max_streams: 5}
+	c, err := config.Parse("k.yaml", []byte(`limits: {max_body: 1MiB, bodies_in_flight: {count: 3, bytes: 7MiB}, requests_per_address: 9, max_streams: 5}
 envoy: {stall_timeout: 4s, message_timeout: 250s}
 tenants: {salt_header: x-tenant}
 disagg: {connector: p2p-nccl}
@@ -53,8 +53,8 @@ disagg: {connector: p2p-nccl}
 		t.Fatal(err)
 	}
 	o := extProcOptions(c, observe.New("test"))
-	if o.BodyLimit != 1<<20 || o.MaxBodies != 3 || o.MaxBodyBytes != 7<<20 || o.MaxStreams != 5 {
-		t.Errorf("got %d bytes of a body, %d bodies of %d bytes, %d streams, want 1 MiB, 3 of 7 MiB, 5", o.BodyLimit, o.MaxBodies, o.MaxBodyBytes, o.MaxStreams)
+	if o.BodyLimit != 1<<20 || o.MaxBodies != 3 || o.MaxBodyBytes != 7<<20 || o.MaxStreams != 5 || o.MaxPerAddress != 9 {
+		t.Errorf("got %d bytes of a body, %d bodies of %d bytes, %d streams, %d requests of an address, want 1 MiB, 3 of 7 MiB, 5, 9", o.BodyLimit, o.MaxBodies, o.MaxBodyBytes, o.MaxStreams, o.MaxPerAddress)
 	}
 	if o.ExtendTimeout != 250*time.Second || o.ExtendAfter != time.Second || o.LateTickets >= 0 {
 		t.Errorf("got %v more asked for after %v, %d late tickets, want 250 s after 1 s, and none without an access log", o.ExtendTimeout, o.ExtendAfter, o.LateTickets)

@@ -16,6 +16,7 @@ func TestWhatARunningKvlaneTakes(t *testing.T) {
 		"log: {level: debug, decisions: true}\n": {live: []string{"log.level", "log.decisions"}},
 		"routing: {policy: {cost: {miss: 5}}, objectives: {a: 1}}\n":        {live: []string{"routing.objectives", "routing.policy.cost.miss"}},
 		"limits: {refuse_early: true, bodies_in_flight: {count: 5}}\n":      {live: []string{"limits.bodies_in_flight.count", "limits.refuse_early"}},
+		"limits: {requests_per_address: 5}\n":                               {live: []string{"limits.requests_per_address"}},
 		"limits: {max_body: 1MiB, max_streams: 5}\nexplain: {keep: 5}\n":    {[]string{"explain.keep"}, []string{"limits.max_body", "limits.max_streams"}},
 		"routing: {speculate: 1s}\ndrain: 1s\nlisten: {address: \"h:1\"}\n": {nil, []string{"listen.address", "routing.speculate", "drain"}},
 	} {

@@ -166,7 +166,7 @@ static_resources:
 {{- end}}
               processing_mode: {request_header_mode: SEND, request_body_mode: {{.RequestBody}}, request_trailer_mode: SEND,
                 response_header_mode: SEND, response_body_mode: {{.ResponseBody}}, response_trailer_mode: SEND}   # trailers SEND: the stream lives until the answer's end
-              request_attributes: [request.id]
+              request_attributes: [request.id, source.address]
               response_attributes: [upstream.address]
               metadata_options: {receiving_namespaces: {untyped: [envoy.lb]}, forwarding_namespaces: {untyped: [envoy.lb, envoy.lb.subset_hint]}}
           - name: envoy.filters.http.router
