@@ -320,6 +320,7 @@ func TestNoIDsEndAnSGLang(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	many := strings.Repeat(`"x":0,`, 2000) // fields that no engine knows
 	for engine, refuses := range map[shape.Engine]bool{shape.SGLang: true, shape.VLLM: false} {
 		served := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m, Engine: engine}
 		served.Config.Check.Disabled = true
@@ -338,7 +339,11 @@ func TestNoIDsEndAnSGLang(t *testing.T) {
 		}{
 			{"/v1/completions", `"prompt":[-1]`, true}, {"/v1/completions", `"prompt":[999999999]`, true}, {"/v1/completions", `"prompt":[[1],[999999999]]`, true},
 			{"/v1/completions", `"prompt":[[1],["999999999"]]`, true}, {"/v1/completions", `"pr\u006fmpt":[1e9]`, true}, {"/v1/completions", `"prompt":[151669]`, true},
-			{"/v1/completions", `"prompt":[-1],"prompt":"x"`, true}, {"/v1/completions", `"prompt":"x","stop_token_ids":[999999999]`, true},
+			{"/v1/completions", `"prompt":"x","prompt":[-1]`, true}, {"/v1/completions", `"prompt":"x","stop_token_ids":[999999999]`, true},
+			{"/v1/completions", many + `"prompt":"x","stop_token_ids":[999999999]`, true}, {"/v1/score", many + `"query":"x","items":[[-1]]`, true},
+			{"/generate", `"text":"x","sampling_params":{"stop_token_ids":[1],"stop_token_ids":[-1]}`, true},
+			{"/generate", `"text":"x","sampling_params":{"stop_token_ids":[-1],"stop_token_ids":[1]}`, false}, {"/v1/completions", many + `"prompt":"x"`, false},
+			{"/v1/completions", `"prompt":[-1],"prompt":"x"`, false}, // Python reads the last of equal keys
 			{"/generate", `"input_ids":[-1]`, true}, {"/generate", `"input_ids":["999999999"]`, true}, {"/generate", `"input_ids":[[1],[2],[999999999]]`, true},
 			{"/generate", `"text":"x","sampling_params":{"stop_token_ids":[-1]}`, true}, {"/generate", `"text":["x"],"sampling_params":[{"stop_token_ids":[-1]}]`, true},
 			{"/v1/chat/completions", `"messages":[{"role":"user","content":"x"}],"input_ids":[999999999]`, true},

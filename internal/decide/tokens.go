@@ -57,7 +57,7 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 		return &tokens{count: in.body.EstimateTokens()}, nil
 	}
 	if in.model.Engine == shape.SGLang && in.model.Tokens != nil {
-		if err := in.model.Tokens.EndsSGLang(in.body.Body); err != nil {
+		if err := in.model.Tokens.EndsSGLang(in.body); err != nil {
 			return nil, j.fail(400, "kvlane_token_ids", err.Error())
 		}
 	}

@@ -80,6 +80,11 @@ const (
 	FieldBackground
 	FieldParallelToolCalls
 	FieldTopLogprobs
+	FieldStopTokenIDs
+	FieldLabelTokenIDs
+	FieldTokenIDsLogprob
+	FieldQuery
+	FieldItems
 	numFields
 )
 
@@ -91,7 +96,8 @@ var fieldNames = [numFields]string{"model", "messages", "prompt", "prompt_embeds
 	"data_parallel_rank", "ec_transfer_params", "request_id", "bootstrap_host", "bootstrap_port", "disagg_prefill_dp_rank", "bootstrap_pair_key",
 	"decode_tp_size", "http_worker_ipc", "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "kv_hints", "rid", "echo", "logprobs",
 	"prompt_logprobs", "use_beam_search", "return_logprob", "logprob_start_len", "embed_overrides",
-	"min_tokens", "min_completion_tokens", "store", "background", "parallel_tool_calls", "top_logprobs"}
+	"min_tokens", "min_completion_tokens", "store", "background", "parallel_tool_calls", "top_logprobs",
+	"stop_token_ids", "label_token_ids", "token_ids_logprob", "query", "items"}
 
 var fieldByName = func() map[string]Field {
 	m := make(map[string]Field, numFields)

@@ -173,3 +173,19 @@ func BenchmarkForwardIDs(b *testing.B) {
 	b.ReportMetric(float64(len(res.IDs)), "tokens")
 	b.ReportMetric(float64(len(out)-len(raw)), "more-bytes")
 }
+
+// BenchmarkEndsSGLang: what a chat of 1 MB costs to be searched for ids.
+func BenchmarkEndsSGLang(b *testing.B) {
+	m := load(b, "qwen3", Options{})
+	raw, _ := talk(281, 1_000_000)
+	req, err := body.Parse(body.Chat, raw)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := m.EndsSGLang(req); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
