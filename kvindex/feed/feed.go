@@ -168,9 +168,10 @@ func (f *Feed) follow(ctx context.Context) {
 	for ctx.Err() == nil {
 		c, err := zmtp.Dial(ctx, f.src.Endpoint, opt)
 		opt = f.src.Conn
-		if err == nil {
-			wait = f.src.ReconnectMin
-			err = f.read(ctx, c)
+		if began := time.Now(); err == nil {
+			if err = f.read(ctx, c); time.Since(began) > f.src.ReconnectMax { // one that fails early may do so again
+				wait = f.src.ReconnectMin
+			}
 		}
 		f.failed(ctx, err)
 		sleep(ctx, jitter(wait))

@@ -282,6 +282,34 @@ func TestFeedWithMuteReplay(t *testing.T) {
 	}
 }
 
+// A batch that is larger than connections take is asked for three times, and three times more when a later one shows that it
+// is missing. Then it is lost, and what follows is applied.
+func TestABatchThatIsTooLargeIsNotAskedForWithoutEnd(t *testing.T) {
+	for large, replays := range map[bool]uint64{true: 6, false: 0} {
+		pub, replay := freePort(t), freePort(t)
+		e := startEngine(t, pub, replay, 1)
+		defer e.close()
+		e.publish(true)
+		e.publish(true)
+		if large {
+			e.history[1] = make([]byte, 2<<10)
+		}
+		sink, src := newRecorder(), vllmSource(pub, replay)
+		src.Conn.MaxMessage = 1 << 10
+		f, err := feed.Start(t.Context(), src, sink)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		eventually(t, "live", func() bool { return f.Status().Targets[0].State == feed.Live })
+		eventually(t, "later batches", func() bool { e.publish(false); return len(sink.seen()) > 5 })
+		switch s := f.Status(); {
+		case s.Counts.Failures != replays, s.Counts.Clears > replays, large != (s.Counts.Lost > 0):
+			t.Errorf("a large batch %v: got %+v, want %d failed replays", large, s.Counts, replays)
+		}
+	}
+}
+
 // While a replay runs, live batches wait in the socket once the machine is full.
 func TestBackPressure(t *testing.T) {
 	pub, replay := freePort(t), freePort(t)

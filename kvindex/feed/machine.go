@@ -41,7 +41,7 @@ const (
 	// Enter State.
 	Enter
 	// Replay the engine's batches, starting at Seq, and report them with Replayed and ReplayEnd under Epoch. Abort a
-	// replay of an earlier epoch. Attempt counts the attempts without progress, from 0; wait longer before each.
+	// replay of an earlier epoch. Attempt counts the failures from the last one with progress on; wait longer after each.
 	Replay
 	// Warn that requests finish while the feed is silent.
 	Warn
@@ -287,8 +287,7 @@ func (m *Machine) verify(seq uint64, payload []byte) bool {
 		m.counts.Duplicates++
 		return false
 	case seq == last && m.isRecent(seq, payload):
-		// This batch closes no gap: if it counted as progress, a replay for a gap could be repeated for ever.
-		m.verifying, m.progress = false, m.state == Syncing
+		m.verifying = false // no progress: the replay could be repeated for ever
 		m.counts.Duplicates++
 		return false
 	case seq == last:
@@ -326,7 +325,7 @@ func (m *Machine) ReplayEnd(epoch uint64, ok bool) []Action {
 		m.counts.Failures++
 		m.attempt++
 		if m.progress {
-			m.attempt = 0
+			m.attempt = 1 // the caller waits after each failure
 		}
 		if m.attempt < m.cfg.Attempts {
 			m.ask()
@@ -458,10 +457,10 @@ func (m *Machine) dropPending() {
 }
 
 // settle applies the waiting batches after a replay has ended (ok) or was abandoned. A batch after a further gap waits
-// for another replay if the last one made progress; otherwise the missing batches are lost.
+// for another replay if the last one made progress, or was for no gap; otherwise the missing batches are lost.
 func (m *Machine) settle(ok bool) {
 	m.attempt = 0
-	ask := ok && m.progress
+	ask := ok && (m.progress || m.started && m.state == Syncing)
 	for len(m.pending) > 0 {
 		b := m.pending[0]
 		if !m.take(b.seq, b.payload, ask) {

@@ -1,12 +1,14 @@
 package feed
 
 import (
+	"net"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/feed/zmtp"
 )
 
 // warnings is a Sink that notes when it is warned.
@@ -58,4 +60,22 @@ func TestFailedConnectionsAreWarnedOfOnceAMinute(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An engine whose connections fail immediately, by a batch that is too large, is connected to each 2.5 to 5 s after a while. The
+// clock is that of package synctest.
+func TestConnectionsThatFailEarlyArePaced(t *testing.T) {
+	large := rawEngine(t, func(c net.Conn) { _, _ = c.Write(batchFrame(0, 2<<10)) })
+	synctest.Test(t, func(t *testing.T) {
+		src := Source{Worker: "a", Rank: kvindex.NoRank, Engine: VLLM, BlockSize: 16, Endpoint: large, Conn: zmtp.Options{MaxMessage: 1 << 10}}
+		f, err := Start(t.Context(), src, &warnings{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Minute)
+		f.Close()
+		if n := f.Status().Connects; n < 120 || n > 250 {
+			t.Errorf("got %d connections in 10 minutes, want 120 to 250", n)
+		}
+	})
 }
