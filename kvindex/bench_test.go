@@ -50,6 +50,20 @@ func BenchmarkMatch(b *testing.B) {
 	}
 }
 
+// BenchmarkMatchOfSingleBlocks: chains whose blocks are segments of their own.
+func BenchmarkMatchOfSingleBlocks(b *testing.B) {
+	for _, c := range []struct{ blocks, slots int }{{6250, 1}, {2000, 64}, {6250, 128}, {2000, 1024}} {
+		b.Run(fmt.Sprintf("blocks=%d/slots=%d", c.blocks, c.slots), func(b *testing.B) {
+			x, hashes := single(b, c.blocks, c.slots, true)
+			var m Matches
+			for b.Loop() {
+				x.Match(hashes, &m)
+			}
+			b.ReportMetric(float64(m.Blocks), "blocks")
+		})
+	}
+}
+
 func BenchmarkApply(b *testing.B) {
 	for _, n := range []int{1, 32} {
 		b.Run(fmt.Sprintf("store+remove/blocks=%d", n), func(b *testing.B) {

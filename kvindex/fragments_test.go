@@ -170,3 +170,54 @@ func TestFragmentsCostInProportion(t *testing.T) {
 		})
 	}
 }
+
+// single returns a chain of that many blocks that each of the slots holds. With branch the first slot holds a further child of each
+// block, so that each block is a segment of its own.
+func single(tb testing.TB, blocks, slots int, branch bool) (x *Index, hashes []Hash) {
+	x = mustIndex(tb, Config{BlockSize: 16})
+	content, names := contents(1, blocks)
+	for i := range slots {
+		s := mustAdd(tb, x, i, 16)
+		for at := 0; at < blocks; {
+			n := min(256, blocks-at)
+			if i == 0 {
+				n = 1
+			}
+			e := &Event{Kind: Stored, Hashes: names[at : at+n]}
+			if at > 0 {
+				e.HasParent, e.Parent = true, names[at-1]
+			}
+			if err := x.ApplyContent(s, e, content[at:at+n]); err != nil {
+				tb.Fatal(err)
+			}
+			if other, name := contents(uint64(2+at), 1); i == 0 && branch {
+				if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: name, HasParent: true, Parent: names[at]}, other); err != nil {
+					tb.Fatal(err)
+				}
+			}
+			at += n
+		}
+	}
+	return x, x.Hasher().AppendContents(nil, x.Hasher().Seed("m", "", ""), content)
+}
+
+// A lookup reads a bounded number of runs; what it found until then counts.
+func TestALookupReadsABoundedNumberOfRuns(t *testing.T) {
+	for _, c := range []struct {
+		blocks, slots int
+		branch        bool
+		want          int
+	}{{200, 1024, true, maxMatchRuns / 1024}, {200, 1024, false, 200}, {maxMatchRuns / 1024, 1024, true, maxMatchRuns / 1024}, {1024, 64, true, 1024}, {1025, 64, true, 1024}, {6250, 10, true, 6250}} {
+		x, hashes := single(t, c.blocks, c.slots, c.branch)
+		var m Matches
+		x.Match(hashes, &m)
+		for _, h := range m.Holders {
+			if got := int(h.Blocks[Device]); got != c.want || int(h.Total()) != got {
+				t.Fatalf("%+v: got %+v", c, h)
+			}
+		}
+		if m.Blocks != c.want || len(m.Holders) != c.slots {
+			t.Errorf("%+v: got %d blocks and %d holders", c, m.Blocks, len(m.Holders))
+		}
+	}
+}

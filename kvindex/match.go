@@ -35,7 +35,8 @@ type Matches struct {
 
 // Match computes, for every target that holds the first of these blocks, how many it holds contiguously from the start.
 // The result is the state at one moment during the call (Apply's changes become visible in steps of up to 256 blocks).
-// It allocates only to grow m, and stops at the first block that no target holds together with all blocks before it.
+// It allocates only to grow m, and stops at the first block that no target holds together with all blocks before it, or after
+// some 65,000 runs (stretches that a target holds of a segment): targets may hold more than is found then.
 func (x *Index) Match(hashes []Hash, m *Matches) {
 	x.MatchPrompt(hashes, len(hashes)*x.cfg.BlockSize+1, 0, m)
 }
@@ -57,17 +58,22 @@ func (x *Index) MatchPrompt(hashes []Hash, tokens, unused int, m *Matches) {
 	x.match(hashes, tokens, unused, m)
 }
 
+// maxMatchRuns bounds what a lookup reads, to about a millisecond: its last segment is the one with which this number of runs is
+// reached. Of a prompt whose blocks are segments of their own, and which 1,024 targets hold, it finds 64 blocks.
+const maxMatchRuns = 1 << 16
+
 func (x *Index) match(hashes []Hash, tokens, unused int, m *Matches) {
 	m.Holders, m.Blocks = m.Holders[:0], 0
 	if len(hashes) == 0 {
 		return
 	}
 	w := walk{out: m.Holders}
-	for at := 0; at < len(hashes); {
+	for at, runs := 0, 0; at < len(hashes) && runs < maxMatchRuns; {
 		g, n := x.step(hashes[at:])
 		if n == 0 {
 			break
 		}
+		runs += g.numRuns()
 		if atomic.LoadUint64(&g[3]) != sparedLooked {
 			atomic.StoreUint64(&g[3], sparedLooked)
 		}
@@ -76,8 +82,7 @@ func (x *Index) match(hashes []Hash, tokens, unused int, m *Matches) {
 		} else {
 			w.follow(g, uint32(at), n)
 		}
-		at += n
-		if w.active == 0 {
+		if at += n; w.active == 0 {
 			break
 		}
 	}
@@ -233,7 +238,7 @@ func (w *walk) follow(g segment, at uint32, n int) {
 		slot := runSlot(r)
 		single := runTier(r) == 0 && (i+1 == len(runs) || runSlot(runs[i+1]) != slot)
 		lo, hi := low, len(w.out)
-		for lo < hi {
+		for lo < hi && w.out[lo].Slot < slot { // mostly the first one is it: the same slots hold the segment before
 			mid := int(uint(lo+hi) >> 1)
 			if w.out[mid].Slot < slot {
 				lo = mid + 1
@@ -250,6 +255,7 @@ func (w *walk) follow(g segment, at uint32, n int) {
 			i++
 			continue
 		}
+		low++
 		if single && !w.tiered {
 			i++
 			if h.Blocks[Device] == at && runStart(r) == 0 {
@@ -321,8 +327,7 @@ func (w *walk) wholeBlocks(parts []uint32) {
 				h.Blocks[t] = length/k*k - before
 				before = length / k * k
 			}
-			h.Speculative = (length+h.Speculative)/k*k - before
-			if before+h.Speculative == 0 {
+			if h.Speculative = (length+h.Speculative)/k*k - before; before+h.Speculative == 0 {
 				continue
 			}
 		}

@@ -46,8 +46,7 @@ func (x *Index) storePages(s Slot, e *Event) error {
 	var parent uint32
 	seed := Hash(0)
 	if e.HasParent {
-		parent = st.pages.byName[nonzero(e.Parent)]
-		if parent == 0 || st.pages.nodes[parent].tiers == 0 {
+		if parent = st.pages.byName[nonzero(e.Parent)]; parent == 0 || st.pages.nodes[parent].tiers == 0 {
 			return ErrUnknownParent
 		}
 	} else {

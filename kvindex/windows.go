@@ -359,8 +359,7 @@ func (x *Index) shorten(out []Match, hashes []Hash, most, unused int) []Match {
 				h.Blocks[t] = min(h.Blocks[t], left)
 				left -= h.Blocks[t]
 			}
-			h.Speculative = min(h.Speculative, left)
-			if h.Total()+h.Speculative == 0 {
+			if h.Speculative = min(h.Speculative, left); h.Total()+h.Speculative == 0 {
 				continue
 			}
 		}
