@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85424
+	totalLimit = 85452
 	totalGoal  = 62000
 )
 
@@ -53,7 +53,8 @@ var rooms = []struct {
 	// 2 for what the words of the hash protect from (bpe/store.go).
 	// 66 for the URLs of media, which name any host of the engines' network to them (body/media.go); 15 and 25 of other rooms.
 	// 19 for the fields that this checks, and for min_tokens above the rest of the context (body/field.go, shape/vllm.go).
-	{"tokens", 29020, 22000, []string{"internal/tokens"}},
+	// 29 for n and logprobs of any size, which end an SGLang engine as ids beyond its vocabulary do (shape/sglang_ids.go).
+	{"tokens", 29049, 22000, []string{"internal/tokens"}},
 	{"fleet", 4734, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	{"observe", 1668, 1300, []string{"internal/observe"}},
