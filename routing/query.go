@@ -23,7 +23,8 @@ type Query struct {
 	Prefix []uint64 `json:"prefix,omitempty"`
 	// Conversation is the conversation's id, "" if there is none.
 	Conversation string `json:"conversation,omitempty"`
-	// Owner is the tenant whose request it is, "" if that is not known. Clients must not be able to choose it.
+	// Owner is the tenant whose request it is, "" if that is not known: suspicion counts waits by it. Clients must not be able
+	// to choose it.
 	Owner string `json:"owner,omitempty"`
 	// Final ends the conversation with this request: its binding is forgotten.
 	Final bool `json:"final,omitempty"`
@@ -36,8 +37,9 @@ type Query struct {
 	Subset *SlotSet `json:"subset,omitempty"`
 	// Priority below 0 lets the request be refused early, see Limits.ShedAt.
 	Priority int `json:"priority,omitempty"`
-	// Tenant, with a Share above 0, is held (see HeldError) while it has more than this part of the places that
-	// Limits.MaxActive gives, if requests of other tenants came within 5 minutes. It may always have one.
+	// Tenant is the name by which requests share places: Owner, or what the caller takes instead, such as a model or a key.
+	// With a Share above 0 it is held (see HeldError) while it has more than this part of the places that Limits.MaxActive
+	// gives, if requests of other tenants came within 5 minutes. It may always have one.
 	Tenant string  `json:"tenant,omitempty"`
 	Share  float64 `json:"share,omitempty"`
 	// Sequences is the number of answers that the engine computes, each in a place of its own; 0 means 1.

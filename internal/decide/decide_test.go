@@ -103,6 +103,18 @@ var qwen = sync.OnceValues(func() (*shape.Model, error) {
 	return shape.Load(files, shape.Options{Names: []string{"demo", "alias"}, Multimodal: &takes})
 })
 
+// servedQwen is a model that is served with a tokenizer and not checked.
+func servedQwen(t testing.TB) *fleet.Model {
+	t.Helper()
+	m, err := qwen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m}
+	served.Config.Check.Disabled = true
+	return served
+}
+
 func worker(name string, ranks int) workers.Worker {
 	return workers.Worker{Ready: true, Generation: 1, Worker: config.Worker{
 		Name: name, Address: fmt.Sprintf("10.0.0.%d:8000", name[0]), Engine: "vllm", Role: "both", Ranks: ranks, RankBy: "header", Speed: 1, Models: []string{"demo"},

@@ -128,12 +128,7 @@ func TestNoClientNamesAPeerToAnEngine(t *testing.T) {
 			for name, c := range cases {
 				for _, room := range []string{"", `,"bootstrap_room":666666666`} { // SGLang's other fields have no effect without it
 					t.Run(name+room, func(t *testing.T) {
-						m, err := qwen()
-						if err != nil {
-							t.Fatal(err)
-						}
-						served := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m}
-						served.Config.Check.Disabled = true
+						served := servedQwen(t)
 						p := newPoolsServing(t, connector+engineSettings, "routing: {disagg: {mode: threshold, threshold: 64}}\n", []*fleet.Model{served})
 						p.both(answer(prefillAnswer))
 						p.leg = func(r *http.Request, body []byte) {
@@ -316,14 +311,10 @@ func TestNoClientNamesRequestsOfOthers(t *testing.T) {
 
 // An id that the model does not have ends a stock SGLang. vLLM refuses it by itself.
 func TestNoIDsEndAnSGLang(t *testing.T) {
-	m, err := qwen()
-	if err != nil {
-		t.Fatal(err)
-	}
 	many := strings.Repeat(`"x":0,`, 2000) // fields that no engine knows
 	for engine, refuses := range map[shape.Engine]bool{shape.SGLang: true, shape.VLLM: false} {
-		served := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m, Engine: engine}
-		served.Config.Check.Disabled = true
+		served := servedQwen(t)
+		served.Engine = engine
 		c := config.Default()
 		b, err := New(Options{Config: &c, Models: []*fleet.Model{served}, Metrics: observe.New("test"), Log: zerolog.Nop()})
 		if err != nil {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/extproc"
-	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/kvindex"
@@ -18,12 +17,7 @@ import (
 
 // poolsOfQwen are pools whose model makes ids.
 func poolsOfQwen(t *testing.T, sections string) (*pools, []byte) {
-	m, err := qwen()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m}
-	s.Config.Check.Disabled = true
+	s := servedQwen(t)
 	p := newPoolsServing(t, prefillFirst["lmcache"].connector, sections, []*fleet.Model{s})
 	p.both(answer(prefillFirst["lmcache"].answer))
 	return p, []byte(`{"model":"demo","messages":[{"role":"user","content":"` + strings.Repeat(" word", 400) + `"}]}`)

@@ -398,18 +398,13 @@ func TestAnswersThatCannotBeDisaggregated(t *testing.T) {
 // A request that a leg's edits would make valid is not split: the prefill engine would keep its blocks for a decode leg
 // that is refused.
 func TestALegDoesNotMakeARequestValid(t *testing.T) {
-	m, err := qwen()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.SetMaxModelLen(0) // it is shared
-	served := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m}
-	served.Config.Check.Disabled = true
+	served := servedQwen(t)
+	defer served.Tokens.SetMaxModelLen(0) // it is shared
 	for connector, theirs := range map[string]string{"nixl": nixlAnswer, "moriio": nixlAnswer, "sharedstorage": "{}",
 		prefillFirst["lmcache"].connector: prefillFirst["lmcache"].answer} {
 		t.Run(connector, func(t *testing.T) {
 			p := newPoolsServing(t, connector, "", []*fleet.Model{served})
-			m.SetMaxModelLen(1000)
+			served.Tokens.SetMaxModelLen(1000)
 			p.both(answer(theirs))
 			for fields, split := range map[string]bool{
 				`"max_tokens":4,"min_tokens":4`: true, `"stream":true,"stream_options":{"include_usage":true}`: true, `"max_tokens":900`: true,
@@ -438,6 +433,9 @@ func TestALegIsNotSentWhereItsLengthIsUnknown(t *testing.T) {
 		if legs := p.legs[0].Load() + p.legs[1].Load() - before; d.Reject != nil || d.Endpoint != "10.0.0.9:1" || legs == 1 != split {
 			t.Errorf("%.200s: got %d legs, want split %v; %+v", rest, legs, split, d)
 		}
+		if e := p.decisions.Last(1)[0]; split != (len(e.PrefillNotes) == 0) || !split && (!strings.HasPrefix(e.PrefillNotes[0], "not split: ") || !strings.Contains(e.Text(), e.PrefillNotes[0])) {
+			t.Errorf("%.200s: got the notes %q, want why it was not split, if it was not", rest, e.PrefillNotes)
+		}
 		end(&d, 0)
 	}
 	prompt := func(words int) string { return `"prompt":"` + strings.Repeat(" word", words) + `"` }
@@ -451,15 +449,10 @@ func TestALegIsNotSentWhereItsLengthIsUnknown(t *testing.T) {
 		ask(p, "/v1/completions", prompt(12300), false) // 61.5 kB, and about 1 byte for each token
 	})
 	t.Run("no time", func(t *testing.T) {
-		m, err := qwen()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer m.SetMaxModelLen(0) // it is shared
-		served := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m}
-		served.Config.Check.Disabled = true
+		served := servedQwen(t)
+		defer served.Tokens.SetMaxModelLen(0) // it is shared
 		p := newPoolsServing(t, "nixl", soon, []*fleet.Model{served})
-		m.SetMaxModelLen(1000)
+		served.Tokens.SetMaxModelLen(1000)
 		p.both(answer(nixlAnswer))
 		for range cap(p.cpu.all) {
 			p.cpu.all <- struct{}{}
@@ -517,12 +510,7 @@ func TestTheDecodeWorkerGoesAwayDuringAPrefillLeg(t *testing.T) {
 	for connector, legs := range map[string]int64{"nixl": 1, "sharedstorage": 1, "moriio": 2, "lmcache": 2} {
 		t.Run(connector, func(t *testing.T) {
 			c := prefillFirst[connector]
-			m, err := qwen()
-			if err != nil {
-				t.Fatal(err)
-			}
-			served := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m}
-			served.Config.Check.Disabled = true
+			served := servedQwen(t)
 			p := newPoolsServing(t, c.connector, "", []*fleet.Model{served})
 			var once sync.Once
 			p.both(func(w http.ResponseWriter, r *http.Request) {
@@ -675,12 +663,7 @@ func TestAModelsOwnRule(t *testing.T) {
 // LMCache's prefill leg carries our ids. A worker whose tokenizer differs gets none of
 // them: the next prefill worker is tried, and decode computes if there is no other.
 func TestIDsThatAWorkerDoesNotShare(t *testing.T) {
-	m, err := qwen()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &fleet.Model{Config: config.Model{Name: "demo"}, Tokens: m}
-	s.Config.Check.Disabled = true
+	s := servedQwen(t)
 	p := newPoolsServing(t, prefillFirst["lmcache"].connector, "", []*fleet.Model{s})
 	p.both(answer(prefillFirst["lmcache"].answer))
 	for name, c := range map[string]struct {

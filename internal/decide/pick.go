@@ -68,13 +68,15 @@ func (j *job) query(w *work) {
 	if name, n := j.headers(j.d.cfg.Tenants.Name()); n == 1 {
 		w.query.Owner = name
 	}
-	w.query.Final, w.query.Idle = j.final(w.in.body), j.idle
-	if j.cacheReads == 0 {
+	if w.query.Final, w.query.Idle = j.final(w.in.body), j.idle; j.cacheReads == 0 {
 		w.query.Conversation = "" // neither follows a binding nor moves it
 	}
 	w.query.Pin, w.query.Lookup = w.stored.Pin, !w.in.known && w.stored.Root != nil
 	if j.d.legs != nil {
-		w.query.Local = w.cannotSplit() != ""
+		if why := w.cannotSplit(); why != "" {
+			w.query.Local = true
+			j.entry.NotePrefill("not split: " + why)
+		}
 	}
 	live := j.d.live.Load()
 	if live.Flow.Requests > 0 && len(live.Flow.Bands) > 0 {

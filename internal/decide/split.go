@@ -80,10 +80,8 @@ func (w *work) cannotSplit() string {
 	if engine, ok := w.engine(); ok && engine.CacheUse(w.in.body).NotLoaded {
 		return "the decode engine would compute the prompt again"
 	}
-	if !w.d.legs.Protocol.Always {
-		if why := w.refusedLater(); why != "" {
-			return why
-		}
+	if why := w.refusedLater(); why != "" && !w.d.legs.Protocol.Always {
+		return why
 	}
 	return w.d.legs.Protocol.Refuses(w.in.body, w.tokens.whole())
 }
