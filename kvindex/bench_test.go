@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/kvlane/kvlane/internal/lab/cpu"
 )
 
 func BenchmarkAppendHashes(b *testing.B) {
@@ -139,33 +139,24 @@ func BenchmarkSnapshot(b *testing.B) {
 		b.ReportMetric(float64(used)/float64(b.N)/blocks, "cpu-ns/block")
 	}
 	b.Run("dump", func(b *testing.B) {
-		before := processTime()
+		before := cpu.Process()
 		for b.Loop() {
 			text.Reset()
 			if err := x.Dump(&text, nil); err != nil {
 				b.Fatal(err)
 			}
 		}
-		perBlock(b, processTime()-before)
+		perBlock(b, cpu.Process()-before)
 	})
 	b.Run("load", func(b *testing.B) {
-		before := processTime()
+		before := cpu.Process()
 		for b.Loop() {
 			if _, err := mustIndex(b, Config{BlockSize: 16}).Load(bytes.NewReader(text.Bytes())); err != nil {
 				b.Fatal(err)
 			}
 		}
-		perBlock(b, processTime()-before)
+		perBlock(b, cpu.Process()-before)
 	})
-}
-
-// processTime returns the CPU time of this process, all threads.
-func processTime() time.Duration {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t); err != nil {
-		return 0
-	}
-	return time.Duration(t.Nano())
 }
 
 // Prompts of pages of one token, which end in a page of their own, are stored and removed from their ends.

@@ -3,6 +3,8 @@ package kvindex
 import (
 	"testing"
 	"time"
+
+	"github.com/kvlane/kvlane/internal/lab/cpu"
 )
 
 // BenchmarkConfirm follows a prompt's new blocks: credited when the request is sent, confirmed
@@ -27,19 +29,19 @@ func BenchmarkConfirm(b *testing.B) {
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		next()
-		t := processTime()
+		t := cpu.Process()
 		x.Speculate(s, hashes, testTime(i))
-		t2 := processTime()
+		t2 := cpu.Process()
 		if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: names}, contents); err != nil {
 			b.Fatal(err)
 		}
-		t3 := processTime()
+		t3 := cpu.Process()
 		for k := range names {
 			if err := x.Apply(s, &Event{Kind: Removed, Hashes: names[blocks-1-k : blocks-k]}); err != nil {
 				b.Fatal(err)
 			}
 		}
-		speculate, confirm, remove = speculate+t2-t, confirm+t3-t2, remove+processTime()-t3
+		speculate, confirm, remove = speculate+t2-t, confirm+t3-t2, remove+cpu.Process()-t3
 	}
 	for unit, d := range map[string]time.Duration{"speculate-ns/block": speculate, "confirm-ns/block": confirm, "remove-ns/block": remove} {
 		b.ReportMetric(float64(d)/float64(b.N)/blocks, unit)

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/kvlane/kvlane/internal/lab/cpu"
 )
 
 // BenchmarkFree stores chains and removes them in random order, each block by block from one of
@@ -26,13 +28,13 @@ func BenchmarkFree(b *testing.B) {
 						content, names := contents(uint64(round*chains+i), depth)
 						c, all = append(c, content), append(all, names)
 					}
-					start := processTime()
+					start := cpu.Process()
 					for i := range all {
 						if err := x.ApplyContent(s, &Event{Kind: Stored, Hashes: all[i]}, c[i]); err != nil {
 							b.Fatal(err)
 						}
 					}
-					store += processTime() - start
+					store += cpu.Process() - start
 					rng.Shuffle(chains, func(i, k int) { all[i], all[k] = all[k], all[i] })
 					for _, names := range all {
 						switch order {
@@ -42,7 +44,7 @@ func BenchmarkFree(b *testing.B) {
 							slices.Reverse(names[depth/2:])
 						}
 					}
-					start = processTime()
+					start = cpu.Process()
 					for _, names := range all {
 						for i := range names {
 							if err := x.Apply(s, &Event{Kind: Removed, Hashes: names[i : i+1]}); err != nil {
@@ -50,7 +52,7 @@ func BenchmarkFree(b *testing.B) {
 							}
 						}
 					}
-					remove += processTime() - start
+					remove += cpu.Process() - start
 				}
 				if st := x.Stats(); st.HolderBlocks != 0 || st.UnknownRemoved != 0 {
 					b.Fatalf("got %d blocks left and %d unknown removals, want none", st.HolderBlocks, st.UnknownRemoved)

@@ -9,21 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/lab/cpu"
 	"github.com/kvlane/kvlane/internal/workers"
 )
-
-// threadTime is the processor time that the calling thread has used.
-func threadTime(t *testing.T) time.Duration {
-	t.Helper()
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(now.Nano())
-}
 
 // placing lets one of n waiting requests after the other go, each when a target has room again. It returns the processor
 // time of a placement, with the lookup of the prompt, the choice among eight targets and its explanation: the least mean
@@ -70,9 +59,9 @@ func placing(t *testing.T, n int) time.Duration {
 			b.mu.Lock()
 			now := b.since(time.Now())
 			b.router.FirstToken(now, next.(*ticket).reservation)
-			began := threadTime(t)
+			began := cpu.Thread()
 			b.placeWaiting(now, false)
-			took += threadTime(t) - began
+			took += cpu.Thread() - began
 			b.mu.Unlock()
 			running = append(running[1:], <-done)
 			next.End(time.Now())
@@ -151,13 +140,13 @@ func TestTheCostOfAQueueThatIsEmpty(t *testing.T) {
 	least := [2]time.Duration{math.MaxInt64, math.MaxInt64}
 	for range rounds {
 		for i, b := range benches {
-			began := threadTime(t)
+			began := cpu.Thread()
 			for range each {
 				d := b.Decide(t.Context(), b.request("/v1/completions", completion(10, "")))
 				d.Ticket.FirstToken(time.Now())
 				d.Ticket.End(time.Now())
 			}
-			least[i] = min(least[i], (threadTime(t)-began)/each)
+			least[i] = min(least[i], (cpu.Thread()-began)/each)
 		}
 	}
 	if more := least[1] - least[0]; more > 2*time.Microsecond {

@@ -120,9 +120,10 @@ var mayImport = map[string]string{
 
 	// The engine simulator is the other side: of Kvlane it knows prompts and their ids.
 	"internal/lab/bench":      "envoy internal/tokens/... kvindex",
-	"internal/lab/benchindex": "kvindex",
+	"internal/lab/benchindex": "internal/lab/cpu kvindex",
+	"internal/lab/cpu":        "",
 	"internal/lab/enginesim":  "internal/tokens/body internal/tokens/bpe internal/tokens/shape",
-	"internal/lab/replay":     "kvindex routing",
+	"internal/lab/replay":     "internal/lab/cpu kvindex routing",
 	"internal/lab/simulate":   "",
 	"internal/lab/truth":      "",
 

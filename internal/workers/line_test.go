@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/kvlane/kvlane/internal/lab/cpu"
 )
 
 // A metrics page costs little, whatever the labels of its cache are.
@@ -18,21 +18,11 @@ func TestLabelsOfACacheAreBounded(t *testing.T) {
 	page = []byte(`vllm:cache_config_info{block_size="` + strings.Repeat("1", maxPage))
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	began := threadTime(t)
+	began := cpu.Thread()
 	for range 10 {
 		parseCache(page)
 	}
-	if took := threadTime(t) - began; took > 10*time.Second {
+	if took := cpu.Thread() - began; took > 10*time.Second {
 		t.Errorf("got %v of a processor for 10 pages, want some milliseconds", took)
 	}
-}
-
-// threadTime is the processor time of the calling thread.
-func threadTime(t *testing.T) time.Duration {
-	t.Helper()
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(now.Nano())
 }

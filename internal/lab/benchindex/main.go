@@ -19,8 +19,7 @@ import (
 	"time"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/kvlane/kvlane/internal/lab/cpu"
 	"github.com/kvlane/kvlane/kvindex"
 )
 
@@ -312,7 +311,7 @@ func (r *runner) batch(number uint16) {
 	if len(r.events) == 0 {
 		return
 	}
-	start := cpuTime()
+	start := cpu.Process()
 	for i := range r.events {
 		e := &r.events[i]
 		// refusals are counted by the index and reported at the end
@@ -322,7 +321,7 @@ func (r *runner) batch(number uint16) {
 			_ = r.x.Apply(e.slot, &e.event)
 		}
 	}
-	took := cpuTime() - start
+	took := cpu.Process() - start
 	p.cpu += took
 	r.cpu += took
 	for i := range r.events {
@@ -390,15 +389,6 @@ func engineHashes(words []uint64) []kvindex.EngineHash {
 		return nil
 	}
 	return unsafe.Slice((*kvindex.EngineHash)(unsafe.Pointer(&words[0])), len(words))
-}
-
-// cpuTime is the CPU time of all threads of the process.
-func cpuTime() time.Duration {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t); err != nil {
-		panic(err) // every Linux has it
-	}
-	return time.Duration(t.Nano())
 }
 
 // anonymousRSS is the process's resident memory without mapped files, in bytes.

@@ -247,8 +247,7 @@ func (p *publisher) send(events []kvEvent) {
 	p.seq++
 	lost := f.DropBatches > 0
 	if !lost || !f.ForgetDropped {
-		p.buffer = append(p.buffer, m)
-		if len(p.buffer) > p.steps {
+		if p.buffer = append(p.buffer, m); len(p.buffer) > p.steps {
 			p.buffer = p.buffer[len(p.buffer)-p.steps:]
 		}
 	}

@@ -79,8 +79,7 @@ func (s *stats) begin(r *http.Request, id string, raw []byte, came time.Time) *R
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.records = append(s.records, rec)
-	if len(s.records) > statsKept {
+	if s.records = append(s.records, rec); len(s.records) > statsKept {
 		s.records = s.records[len(s.records)-statsKept:]
 	}
 	return rec

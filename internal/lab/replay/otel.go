@@ -76,8 +76,7 @@ func (a *genAI) read(text json.RawMessage) error {
 
 // whole parses a whole number, 0 from null. OTLP writes 64-bit integers as strings, some writers all numbers as floats.
 func whole(text json.RawMessage) (int64, error) {
-	text = bytes.Trim(text, `"`)
-	if string(text) == "null" {
+	if text = bytes.Trim(text, `"`); string(text) == "null" {
 		return 0, nil
 	}
 	if n, err := strconv.ParseInt(string(text), 10, 64); err == nil {

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/kvlane/kvlane/internal/lab/cpu"
 )
 
 // Options are the policies to compare and the conditions.
@@ -90,7 +90,7 @@ type outcome struct {
 }
 
 func (o *Options) once(policy *Policy, seed uint64) outcome {
-	began := threadTime()
+	began := cpu.Thread()
 	s, err := newSimulation(&o.Workload, o.Fleet, policy, o.Conditions, seed)
 	if err != nil {
 		return outcome{err: err}
@@ -98,14 +98,5 @@ func (o *Options) once(policy *Policy, seed uint64) outcome {
 	if err := s.run(); err != nil {
 		return outcome{err: fmt.Errorf("%s, seed %d: %w", policy.Name, seed, err)}
 	}
-	return outcome{result: s.summarise(), took: threadTime() - began}
-}
-
-// threadTime is the processor time of the calling thread.
-func threadTime() time.Duration {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
-		return 0 // every Linux has it
-	}
-	return time.Duration(t.Nano())
+	return outcome{result: s.summarise(), took: cpu.Thread() - began}
 }

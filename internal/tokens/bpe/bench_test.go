@@ -19,7 +19,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"golang.org/x/sys/unix"
+	"github.com/kvlane/kvlane/internal/lab/cpu"
 )
 
 // benchSize is the length of a prompt in characters.
@@ -255,7 +255,7 @@ func benchEncode(b *testing.B, tok *Tokenizer, prompts []string, state string) {
 	best := make([]time.Duration, len(prompts))
 	pass := func() {
 		for i, p := range prompts {
-			start := cpuTime()
+			start := cpu.Thread()
 			err := tok.checkText(p)
 			if err == nil {
 				dst, err = w.encode(dst[:0], p, 0)
@@ -263,7 +263,7 @@ func benchEncode(b *testing.B, tok *Tokenizer, prompts []string, state string) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			best[i] = min(best[i], cpuTime()-start)
+			best[i] = min(best[i], cpu.Thread()-start)
 		}
 	}
 	if state != "cold" {
@@ -292,15 +292,6 @@ func benchEncode(b *testing.B, tok *Tokenizer, prompts []string, state string) {
 		sum += best[i]
 	}
 	b.ReportMetric(float64(bytes)/1e6/sum.Seconds(), "MB/cpu-s")
-}
-
-// cpuTime returns the CPU time of this thread.
-func cpuTime() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-		return 0
-	}
-	return time.Duration(ts.Nano())
 }
 
 // BenchmarkLoad measures loading a tokenizer.

@@ -125,7 +125,7 @@ func TestNestedPiecesLoadInTime(t *testing.T) {
 		for range 3 {
 			var tok *Tokenizer
 			var err error
-			fastest = min(fastest, threadTime(t, func() { tok, err = loadText(text, nil) }))
+			fastest = min(fastest, threadTime(func() { tok, err = loadText(text, nil) }))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -157,7 +157,7 @@ func TestManyAddedTokensLoadInLinearTime(t *testing.T) {
 		for range rounds {
 			var tok *Tokenizer
 			var err error
-			fastest = min(fastest, threadTime(t, func() { tok, err = loadText(text, nil) }))
+			fastest = min(fastest, threadTime(func() { tok, err = loadText(text, nil) }))
 			if err != nil || len(tok.AddedTokens()) != n {
 				t.Fatalf("got %v, want %d added tokens", err, n)
 			}

@@ -10,7 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"golang.org/x/sys/unix"
+	"github.com/kvlane/kvlane/internal/lab/cpu"
 )
 
 // closed returns a closed stop channel.
@@ -298,7 +298,7 @@ func TestPassesWithoutAStopAreShort(t *testing.T) {
 	} {
 		best := time.Hour
 		for range 5 {
-			best = min(best, threadTime(t, pass))
+			best = min(best, threadTime(pass))
 		}
 		t.Logf("%s: %v for 32 MiB", name, 4*best)
 		if best > most {
@@ -308,18 +308,10 @@ func TestPassesWithoutAStopAreShort(t *testing.T) {
 }
 
 // threadTime is the processor time that f takes.
-func threadTime(t *testing.T, f func()) time.Duration {
-	t.Helper()
+func threadTime(f func()) time.Duration {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	now := func() time.Duration {
-		var at unix.Timespec
-		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &at); err != nil {
-			t.Fatal(err)
-		}
-		return time.Duration(at.Nano())
-	}
-	began := now()
+	began := cpu.Thread()
 	f()
-	return now() - began
+	return cpu.Thread() - began
 }

@@ -7,8 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/kvlane/kvlane/internal/lab/cpu"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
@@ -145,27 +144,17 @@ func TestToolMessagesCostTheSameInARow(t *testing.T) {
 	cost := func(c *Chat) time.Duration {
 		best := time.Duration(1<<63 - 1)
 		for range 5 {
-			start := cpuTime(t)
+			start := cpu.Thread()
 			if _, err := (deepseekV32{}).Append(nil, c); err != nil {
 				t.Fatal(err)
 			}
-			best = min(best, cpuTime(t)-start)
+			best = min(best, cpu.Thread()-start)
 		}
 		return best
 	}
 	if inRow, alone := cost(row), cost(single); inRow > 8*alone {
 		t.Errorf("got %v of CPU in a row, %v one by one, want no more than one by one", inRow, alone)
 	}
-}
-
-// cpuTime returns the CPU time of this thread.
-func cpuTime(t *testing.T) time.Duration {
-	t.Helper()
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(ts.Nano())
 }
 
 // TestChatsCostWithTheirLength: four times the messages, calls, tools or parts cost about four times as much, not sixteen.
@@ -197,11 +186,11 @@ func TestChatsCostWithTheirLength(t *testing.T) {
 				c.Messages, _ = v.AsList()
 				best := time.Duration(1<<63 - 1)
 				for range 5 {
-					start := cpuTime(t)
+					start := cpu.Thread()
 					if _, err := e.Append(nil, c); err != nil {
 						t.Fatal(name, err)
 					}
-					best = min(best, cpuTime(t)-start)
+					best = min(best, cpu.Thread()-start)
 				}
 				return best
 			}

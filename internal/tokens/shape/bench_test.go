@@ -10,8 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/kvlane/kvlane/internal/lab/cpu"
 	"github.com/kvlane/kvlane/internal/tokens/body"
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/conv"
@@ -129,24 +128,15 @@ func BenchmarkRender(b *testing.B) {
 			best := time.Duration(math.MaxInt64)
 			b.ReportAllocs()
 			for b.Loop() {
-				start := processTime()
+				start := cpu.Process()
 				if out, err = m.render(b.Context(), out[:0], p); err != nil {
 					b.Fatal(err)
 				}
-				best = min(best, processTime()-start)
+				best = min(best, cpu.Process()-start)
 			}
 			b.ReportMetric(float64(best.Nanoseconds())/1000, "best-cpu-µs")
 		})
 	}
-}
-
-// processTime returns the CPU time of this process.
-func processTime() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts); err != nil {
-		return 0
-	}
-	return time.Duration(ts.Nano())
 }
 
 // BenchmarkForwardIDs: what a chat of some 60,000 tokens costs to be sent with its ids.
@@ -163,11 +153,11 @@ func BenchmarkForwardIDs(b *testing.B) {
 	}
 	out, best := []byte(nil), time.Duration(math.MaxInt64)
 	for b.Loop() {
-		start := processTime()
+		start := cpu.Process()
 		if out, err = body.Apply(out[:0], raw, m.ForwardIDs(req, VLLM, res)...); err != nil {
 			b.Fatal(err)
 		}
-		best = min(best, processTime()-start)
+		best = min(best, cpu.Process()-start)
 	}
 	b.ReportMetric(float64(best.Nanoseconds())/1000, "best-cpu-µs")
 	b.ReportMetric(float64(len(res.IDs)), "tokens")
