@@ -79,17 +79,21 @@ func TestSpacesShareNoCaches(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, space := range []uint64{rand.Uint64(), rand.Uint64()} {
-			for round, fresh := range []bool{true, false} {
+			var first [2]uint64 // in the first two rounds: a full memo keeps some segments the second time only
+			for round := range 3 {
 				segments, long := memo(), words()
 				ids, _, err := tok.EncodeAfter(nil, nil, nil, text, Cut{Space: space}, false)
 				if err != nil || !slices.Equal(ids, want) {
 					t.Fatalf("%s: got other ids than without a space, or %v", name, err)
 				}
-				if got := memo() > segments; got != fresh {
-					t.Errorf("%s, space %x, time %d: segments were computed: %v, want %v", name, space, round, got, fresh)
-				}
-				if got := words() > long; got != fresh {
-					t.Errorf("%s, space %x, time %d: long words were computed: %v, want %v", name, space, round, got, fresh)
+				got := [2]uint64{memo() - segments, words() - long}
+				for i, what := range []string{"segments", "long words"} {
+					if round < 2 {
+						first[i] += got[i]
+					}
+					if round == 0 && got[i] == 0 || round == 2 && got[i] > first[i]/4 { // chance may have evicted some
+						t.Errorf("%s, space %x, time %d: got %d bytes of %s computed, before %d", name, space, round, got[i], what, first[i])
+					}
 				}
 			}
 		}
