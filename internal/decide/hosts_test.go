@@ -340,6 +340,13 @@ func TestNoIDsEndAnSGLang(t *testing.T) {
 			{"/v1/chat/completions", `"messages":[{"role":"user","content":"x"}],"logprobs":true,"top_logprobs":20`, false}, {"/v1/completions", `"prompt":"x","logprobs":true`, false},
 			{"/v1/completions", `"prompt":"x","n":5000000`, true}, {"/v1/completions", `"prompt":"x","n":"5000000"`, true}, {"/v1/completions", `"prompt":["x","y"],"n":32769`, true},
 			{"/generate", `"text":"x","sampling_params":{"n":65537}`, true}, {"/generate", `"text":["x","y"],"sampling_params":[{"n":1},{"n":65537}]`, true},
+			{"/generate", `"text":["x"` + strings.Repeat(`,"x"`, 999) + `],"input_ids":[1],"sampling_params":{"n":66}`, true},
+			{"/generate", `"text":["x"` + strings.Repeat(`,"x"`, 999) + `],"input_ids":[1],"sampling_params":{"n":65}`, false},
+			{"/generate", `"input_embeds":[[[0.1]]` + strings.Repeat(`,[[0.1]]`, 999) + `],"sampling_params":{"n":66}`, true},
+			{"/generate", `"input_embeds":[[0.1]` + strings.Repeat(`,[0.1]`, 999) + `],"sampling_params":{"n":66}`, false}, // one prompt
+			{"/generate", `"text":"x","sampling_params":[{"n":66}` + strings.Repeat(`,{"n":66}`, 999) + `]`, true},
+			{"/generate", `"text":"x","lora_path":["x"` + strings.Repeat(`,"x"`, 999) + `],"sampling_params":{"n":66}`, true},
+			{"/v1/chat/completions", `"messages":[{"role":"user","content":"x"}` + strings.Repeat(`,{"role":"assistant","content":"x"},{"role":"user","content":"x"}`, 500) + `],"n":128`, false},
 			{"/v1/completions", `"prompt":["x","y"],"n":32768`, false}, {"/v1/completions", `"prompt":"x","n":1`, false}, {"/generate", `"text":"x","sampling_params":{"n":65536}`, false},
 			{"/v1/completions", `"prompt":[` + strings.Repeat(`1,`, 70000) + `1],"n":2`, false}, {"/v1/completions", `"prompt":[` + strings.Repeat(`"x",`, 70000) + `"x"]`, false},
 			{"/v1/completions", `"prompt":[-1],"prompt":"x"`, false}, // Python reads the last of equal keys
@@ -354,6 +361,27 @@ func TestNoIDsEndAnSGLang(t *testing.T) {
 			d := extproc.Await(t.Context(), b.Decide(t.Context(), &extproc.Request{ID: "r", Method: "POST", Path: c.path, Body: []byte(`{"model":"demo",` + c.fields + `}`)}))
 			if refused := d.Reject != nil && d.Reject.Details == "kvlane_token_ids" && d.Reject.Status == 400; refused != (c.bad && refuses) || !refused && d.Reject != nil {
 				t.Errorf("%v, %s with %s: got %+v, want refused %v", engine, c.path, c.fields, d.Reject, c.bad && refuses)
+			}
+			end(&d, 200)
+		}
+		// Names that Kvlane does not know, which SGLang serves like its model's, and bodies that Python reads and Kvlane does not.
+		w.Models = nil
+		b.Fleet().SetWorkers([]workers.Worker{w})
+		utf16 := []byte{0xff, 0xfe}
+		for _, c := range `{"model":"demo","prompt":[-1]}` {
+			utf16 = append(utf16, byte(c), 0)
+		}
+		for _, c := range []struct {
+			body string
+			bad  bool
+		}{
+			{`{"model":"unknown","prompt":[-1]}`, true}, {`{"model":"unknown","prompt":[1]}`, false}, {string(utf16), true},
+			{`{"model":"demo","prompt":[-1],"x":` + strings.Repeat("[", 600) + strings.Repeat("]", 600) + `}`, true},
+			{"{\"model\":\"demo\",\"prompt\":[-1],\"x\":\"\xed\xa0\x80\"}", true},
+		} {
+			d := extproc.Await(t.Context(), b.Decide(t.Context(), &extproc.Request{ID: "r", Method: "POST", Path: "/v1/completions", Body: []byte(c.body)}))
+			if refused := d.Reject != nil && d.Reject.Status == 400; refused != (c.bad && refuses) || !refused && d.Reject != nil {
+				t.Errorf("%v, %.60q: got %+v, want refused %v", engine, c.body, d.Reject, c.bad && refuses)
 			}
 			end(&d, 200)
 		}

@@ -70,6 +70,9 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 	req := j.s.turn.Request
 	if unread, ok := errors.AsType[*body.UnreadError](err); ok {
 		j.degraded, j.entry.Refusal = degradedBody, unread.Reason
+		if j.d.fleet.SGLang() != nil { // it may read the body, and end by its token ids
+			return nil, j.cannotRead(unread.Reason)
+		}
 		return &input{}, j.unread(unread.Reason)
 	}
 	if err != nil {
@@ -250,7 +253,11 @@ func (j *job) unread(reason string) error {
 	if !j.d.guarded() && (j.d.cfg.Disagg.Trust || !disagg.MayName(j.r.Body)) {
 		return nil
 	}
-	return j.fail(400, "kvlane_unread_body", "a request that might name hosts to an engine, or with tenants, has to be read: "+reason)
+	return j.cannotRead(reason)
+}
+
+func (j *job) cannotRead(reason string) error {
+	return j.fail(400, "kvlane_unread_body", "a request that might name hosts to an engine or end it, or with tenants, has to be read: "+reason)
 }
 
 // findServed finds the name under which workers serve the requested model. A name that no worker lists is refused:

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -52,14 +53,15 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 		return &tokens{}, nil
 	case !in.known:
 		return &tokens{count: j.api.EstimateTokens(j.r.Body)}, nil
-	case in.model == nil:
-		j.degraded = degradedModel
-		return &tokens{count: in.body.EstimateTokens()}, nil
 	}
-	if in.model.Engine == shape.SGLang && in.model.Tokens != nil {
-		if err := in.model.Tokens.EndsSGLang(in.body); err != nil {
+	if m := cmp.Or(in.model, j.d.fleet.SGLang()); m != nil && m.Engine == shape.SGLang && m.Tokens != nil {
+		if err := m.Tokens.EndsSGLang(in.body); err != nil {
 			return nil, j.fail(400, "kvlane_token_ids", err.Error())
 		}
+	}
+	if in.model == nil {
+		j.degraded = degradedModel
+		return &tokens{count: in.body.EstimateTokens()}, nil
 	}
 	t := &tokens{}
 	res, err := j.ids(ctx, exact, in, t)

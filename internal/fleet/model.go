@@ -79,6 +79,16 @@ func (f *Fleet) Model(name string) *Model {
 	return all.list[0]
 }
 
+// SGLang returns the model with the most token ids of those with SGLang and a tokenizer, nil if there is none.
+func (f *Fleet) SGLang() (most *Model) {
+	for _, m := range f.models.Load().list {
+		if m.Engine == shape.SGLang && m.Tokens != nil && (most == nil || m.Tokens.IDs() > most.Tokens.IDs()) {
+			most = m
+		}
+	}
+	return most
+}
+
 // modelSet holds the configured models. It is replaced as a whole.
 type modelSet struct {
 	list   []*Model

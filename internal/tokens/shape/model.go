@@ -460,6 +460,9 @@ func (m *Model) render(ctx context.Context, dst []byte, p *plan) ([]byte, error)
 // asText returns b as a string that is valid until b is modified.
 func asText(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
+// IDs returns the largest token id plus one.
+func (m *Model) IDs() int { return m.idLimit }
+
 // idLimit returns the largest id of a tokenizer plus one.
 func idLimit(tok *bpe.Tokenizer) int {
 	limit := tok.VocabSize()

@@ -1,6 +1,7 @@
 package shape
 
 import (
+	"bytes"
 	"strconv"
 	"strings"
 
@@ -25,38 +26,61 @@ func (m *Model) EndsSGLang(r *body.Request) error {
 		}
 	}
 	for _, f := range [...]body.Field{body.FieldLogprobs, body.FieldTopLogprobs, body.FieldTopLogprobsNum} {
-		if above(r.Raw(f), m.idLimit) {
+		if largest(r.Raw(f)) > float64(m.idLimit) {
 			return refuse("%s: the vocabulary has %d tokens", f, m.idLimit)
 		}
 	}
-	most, params := maxSequences, r.Raw(body.FieldSamplingParams)
-	if r.Form == body.FormTexts || r.Form == body.FormIDLists {
-		most = max(most/max(r.Count, 1), 1)
-	}
-	bad := above(r.Raw(body.FieldN), most)
+	params, n, ok := r.Raw(body.FieldSamplingParams), largest(r.Raw(body.FieldN)), true
 	look := func(params []byte) {
-		bad = bad || above(body.Member(params, "n"), most) || !m.areIDs(body.Member(params, "stop_token_ids"), true, 0)
+		n = max(n, largest(body.Member(params, "n")))
+		ok = ok && m.areIDs(body.Member(params, "stop_token_ids"), true, 0)
 	}
 	look(params)
-	if body.EachItem(params, look); bad { // of a batch
-		return refuse("n times the prompts may be %d, and stop_token_ids are whole numbers from 0 to %d", maxSequences, m.idLimit-1)
+	if body.EachItem(params, look); !ok { // of a batch
+		return refuse("stop_token_ids: token ids must be whole numbers from 0 to %d", m.idLimit-1)
+	}
+	if n > 1 && n*float64(batch(r)) > maxSequences {
+		return refuse("n: n times the prompts may be %d", maxSequences)
 	}
 	return nil
 }
 
-// above reports whether raw, or an item of it, is a number above most, or a text that pydantic takes for one.
-func above(raw []byte, most int) bool {
+// batch is the number of the request's prompts, at least 1: SGLang takes a batch from any list of texts or of lists of ids, and
+// copies lists of what belongs to them, such as sampling_params, n times.
+func batch(r *body.Request) int {
+	most := 1
+	body.EachMember(r.Body, func(key, value []byte) {
+		if body.IsKey(key, "messages") || body.IsKey(key, "tools") || body.IsKey(key, "input") {
+			return
+		}
+		count, embeds := 0, body.IsKey(key, "input_embeds")
+		body.EachItem(value, func(item []byte) {
+			number := item[0] == '-' || item[0] >= '0' && item[0] <= '9'
+			if !number && (!embeds || bytes.IndexByte(item[1:], '[') >= 0) { // one prompt's are a list of lists
+				count++
+			}
+		})
+		most = max(most, count)
+	})
+	return most
+}
+
+// largest is the greatest number that raw or an item of it is, or a text that pydantic takes for one; 0 if there is none.
+func largest(raw []byte) (most float64) {
 	if len(raw) == 0 || raw[0] == '[' {
-		found := false
-		body.EachItem(raw, func(item []byte) { found = found || item[0] != '[' && above(item, most) })
-		return found
+		body.EachItem(raw, func(item []byte) {
+			if item[0] != '[' {
+				most = max(most, largest(item))
+			}
+		})
+		return most
 	}
 	text, ok := body.TextOf(raw)
 	if !ok {
 		text = string(raw)
 	}
 	v, _ := strconv.ParseFloat(strings.ReplaceAll(strings.TrimSpace(text), "_", ""), 64)
-	return v > float64(most)
+	return v
 }
 
 // areIDs reports whether all numbers in raw are ids of the tokenizer. only: raw has nothing but them, lists and null. In a list
