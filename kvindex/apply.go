@@ -311,7 +311,8 @@ func (x *Index) room(id uint32, from, n int) (uint32, int, int) {
 		// Do not append to a segment that many slots share, so that its few runs stay separate
 		// from the long private tail of one slot.
 		if from == g.blocks() && from < maxSegment && g.numRuns() <= 8 {
-			if n = min(n, maxSegment-from); from+n > g.room() {
+			n = min(n, maxSegment-from)
+			if from+n > g.room() {
 				x.resize(id, min(from+n+(from+n)/8+1, maxSegment), g.runRoom())
 			}
 			return id, from, n

@@ -353,7 +353,8 @@ func (x *Index) freeSegment(id uint32) {
 	x.starts.remove(x.hasher.mixName(first), placeAt(id, 0))
 	x.arena.release(ref(x.segments[id] & (1<<handleBits - 1)))
 	x.segments[id] = (x.segments[id]>>handleBits+1)<<handleBits | noRecord
-	if x.freed = append(x.freed, id); len(x.freed) == len(x.segments)-1 {
+	x.freed = append(x.freed, id)
+	if len(x.freed) == len(x.segments)-1 {
 		// no segment is left: release the numbers too
 		x.segments, x.freed = []handle{noRecord}, nil
 		x.claims.reset()

@@ -58,8 +58,8 @@ func (x *Index) MatchPrompt(hashes []Hash, tokens, unused int, m *Matches) {
 	x.match(hashes, tokens, unused, m)
 }
 
-// maxMatchRuns bounds what a lookup reads, to about a millisecond: its last segment is the one with which this number of runs is
-// reached. Of a prompt whose blocks are segments of their own, and which 1,024 targets hold, it finds 64 blocks.
+// maxMatchRuns bounds what a lookup reads, to about a millisecond, some if blocks are on two tiers: its last segment is the one
+// that reaches this number. Of a prompt whose blocks are segments of their own, and which 1,024 targets hold, it finds 64 blocks.
 const maxMatchRuns = 1 << 16
 
 func (x *Index) match(hashes []Hash, tokens, unused int, m *Matches) {
@@ -82,7 +82,8 @@ func (x *Index) match(hashes []Hash, tokens, unused int, m *Matches) {
 		} else {
 			w.follow(g, uint32(at), n)
 		}
-		if at += n; w.active == 0 {
+		at += n
+		if w.active == 0 {
 			break
 		}
 	}
@@ -327,7 +328,8 @@ func (w *walk) wholeBlocks(parts []uint32) {
 				h.Blocks[t] = length/k*k - before
 				before = length / k * k
 			}
-			if h.Speculative = (length+h.Speculative)/k*k - before; before+h.Speculative == 0 {
+			h.Speculative = (length+h.Speculative)/k*k - before
+			if before+h.Speculative == 0 {
 				continue
 			}
 		}

@@ -46,7 +46,8 @@ func (x *Index) storePages(s Slot, e *Event) error {
 	var parent uint32
 	seed := Hash(0)
 	if e.HasParent {
-		if parent = st.pages.byName[nonzero(e.Parent)]; parent == 0 || st.pages.nodes[parent].tiers == 0 {
+		parent = st.pages.byName[nonzero(e.Parent)]
+		if parent == 0 || st.pages.nodes[parent].tiers == 0 {
 			return ErrUnknownParent
 		}
 	} else {

@@ -359,7 +359,8 @@ func (x *Index) shorten(out []Match, hashes []Hash, most, unused int) []Match {
 				h.Blocks[t] = min(h.Blocks[t], left)
 				left -= h.Blocks[t]
 			}
-			if h.Speculative = min(h.Speculative, left); h.Total()+h.Speculative == 0 {
+			h.Speculative = min(h.Speculative, left)
+			if h.Total()+h.Speculative == 0 {
 				continue
 			}
 		}

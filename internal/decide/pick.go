@@ -68,7 +68,8 @@ func (j *job) query(w *work) {
 	if name, n := j.headers(j.d.cfg.Tenants.Name()); n == 1 {
 		w.query.Owner = name
 	}
-	if w.query.Final, w.query.Idle = j.final(w.in.body), j.idle; j.cacheReads == 0 {
+	w.query.Final, w.query.Idle = j.final(w.in.body), j.idle
+	if j.cacheReads == 0 {
 		w.query.Conversation = "" // neither follows a binding nor moves it
 	}
 	w.query.Pin, w.query.Lookup = w.stored.Pin, !w.in.known && w.stored.Root != nil

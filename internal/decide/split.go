@@ -80,8 +80,10 @@ func (w *work) cannotSplit() string {
 	if engine, ok := w.engine(); ok && engine.CacheUse(w.in.body).NotLoaded {
 		return "the decode engine would compute the prompt again"
 	}
-	if why := w.refusedLater(); why != "" && !w.d.legs.Protocol.Always {
-		return why
+	if !w.d.legs.Protocol.Always {
+		if why := w.refusedLater(); why != "" {
+			return why
+		}
 	}
 	return w.d.legs.Protocol.Refuses(w.in.body, w.tokens.whole())
 }

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85498
+	totalLimit = 85511
 	totalGoal  = 62000
 )
 
@@ -45,7 +45,8 @@ var rooms = []struct {
 	// 11 for drains, which gave the places of all that they placed to the next ones, so the whole queue at once (extproc/server.go).
 	// 18 for the pace at which waiting requests get places: Retry-After was mostly 1 s (routing/queue.go); 3 of decide.
 	// 25 for the list of tenants that wait, which nothing showed (routing/queue.go), with 24, 9 and 3 of decide, observe, rim.
-	{"heart", 22988, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	// 10 for lines that had been joined to fit the limit, and 3 of decide.
+	{"heart", 22998, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	// 80 for what the parts of a template cost: a request's template ignored the deadline, or ended the process (jinja/machine.go).
 	// 20 for a bound of a folder's templates together (bpe/config.go).
 	// 11 for the pace of comparisons, which each connection to an event port started (shape/checker.go).
@@ -60,7 +61,7 @@ var rooms = []struct {
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	{"observe", 1668, 1300, []string{"internal/observe"}},
 	// 6 for requests that vLLM refuses as too long, which are not split (decide/split.go).
-	{"decide", 3296, 1700, []string{"internal/decide"}},
+	{"decide", 3299, 1700, []string{"internal/decide"}},
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	// 23 for settings of flow in policies, and for errors that name the policies and families that there are.
 	// 63 for agents and chat as workloads of scenarios, a worker that hangs, and skewed conversations whose engines decode.

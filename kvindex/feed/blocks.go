@@ -343,7 +343,8 @@ func (d *Decoder) finish(tag []byte, e *blockEvent) bool {
 	}
 	ev.Parent, ev.HasParent = e.parent, e.hasParent
 	ev.Tokens, ev.BlockSize = e.tokens, int(e.blockSize)
-	if ev.Adapter = d.names.get(e.loraName); ev.Adapter == "" && e.loraID != "" {
+	ev.Adapter = d.names.get(e.loraName)
+	if ev.Adapter == "" && e.loraID != "" {
 		ev.Adapter = "lora-id:" + e.loraID // an old engine: no request uses this name, which keeps the adapter's blocks separate
 	}
 	ev.Salt = d.names.get(e.salt)

@@ -41,7 +41,7 @@ const (
 	// Enter State.
 	Enter
 	// Replay the engine's batches, starting at Seq, and report them with Replayed and ReplayEnd under Epoch. Abort a
-	// replay of an earlier epoch. Attempt counts the failures from the last one with progress on; wait longer after each.
+	// replay of an earlier epoch. Attempt counts the failures since the last progress, the first included; wait longer after each.
 	Replay
 	// Warn that requests finish while the feed is silent.
 	Warn

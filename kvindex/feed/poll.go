@@ -130,7 +130,8 @@ func (f *Feed) polledEvent(raw json.RawMessage) {
 	}
 	rank := f.src.Rank
 	if head.Rank != nil && *head.Rank >= 0 {
-		if rank = *head.Rank; f.src.RankFromBatch && rank >= maxRanks {
+		rank = *head.Rank
+		if f.src.RankFromBatch && rank >= maxRanks {
 			f.main.wrongRank(rank)
 			return
 		}

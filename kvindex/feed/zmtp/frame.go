@@ -39,12 +39,14 @@ func parseHeader(b []byte, limit int) (h header, ok bool, err error) {
 		return header{}, false, fmt.Errorf("%w: frame flags %#x", ErrProtocol, h.flags)
 	}
 	if h.flags&flagLong == 0 {
-		if h.head = 2; len(b) < h.head {
+		h.head = 2
+		if len(b) < h.head {
 			return header{}, false, nil
 		}
 		h.size = int(b[1])
 	} else {
-		if h.head = 9; len(b) < h.head {
+		h.head = 9
+		if len(b) < h.head {
 			return header{}, false, nil
 		}
 		n := binary.BigEndian.Uint64(b[1:9])
