@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 )
 
 // address is that of a client: an IPv4, or the /64 of an IPv6, of which a client usually has all. 0 is none.
@@ -13,7 +12,7 @@ type address uint64
 
 // clientAddress reads the attribute source.address, "ip:port"; anything else, such as the path of a Unix socket, is none.
 func clientAddress(text []byte) address {
-	a, err := netip.ParseAddrPort(unsafe.String(unsafe.SliceData(text), len(text))) // only the error refers to it
+	a, err := netip.ParseAddrPort(string(text))
 	if err != nil {
 		return 0
 	}
@@ -54,5 +53,6 @@ func (a *addresses) leave(client address) {
 	}
 }
 
-// SetPerAddress replaces Options.MaxPerAddress. Requests that are open go on.
+// SetPerAddress replaces Options.MaxPerAddress. Requests that are open go on; those that were opened while it was 0
+// do not count.
 func (s *Server) SetPerAddress(most int) { s.clients.most.Store(int64(most)) }

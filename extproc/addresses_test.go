@@ -119,7 +119,7 @@ func TestAddressesAreNotReadWithoutABound(t *testing.T) {
 	}
 }
 
-// The bound costs a request no memory.
+// The bound costs a request one small allocation, its address as a string.
 func TestAddressesAreCountedInPlace(t *testing.T) {
 	text := [][]byte{[]byte("192.0.2.1:41234"), []byte("[2001:db8:1:2:3:4:5:6]:41234")}
 	s := addresses{open: map[address]int64{}}
@@ -132,8 +132,8 @@ func TestAddressesAreCountedInPlace(t *testing.T) {
 			}
 			s.leave(addr)
 		}
-	}); n != 0 {
-		t.Errorf("got %v allocations, want none", n)
+	}); n > float64(len(text)) {
+		t.Errorf("got %v allocations for %d requests, want one each", n, len(text))
 	}
 }
 
