@@ -16,12 +16,12 @@ const (
 	// UnmetQueue holds it until the target that the policy chooses has no prompt to compute, so that it does not delay
 	// requests that can still be in time.
 	UnmetQueue Unmet = "queue"
-	// UnmetRefuse refuses it with an UnmetError.
+	// UnmetRefuse refuses it with an UnmetError, unless a target without requests can try it.
 	UnmetRefuse Unmet = "refuse"
 )
 
-// retryOverdue is how often a target is tried although an overdue first token makes it miss Query.TTFT: another
-// request's first token may show that only the overdue request hangs.
+// retryOverdue is how often a target is tried although an overdue first token makes it miss Query.TTFT, or although it
+// misses that without any request: only a first token shows that the prediction is wrong.
 const retryOverdue = 2 * time.Second
 
 // UnmetError means that no target is predicted to produce the first token in time.
@@ -51,12 +51,12 @@ func (d *decision) meet() error {
 			met++
 		}
 	}
-	total, meets := len(d.cands), func(c *candidate) bool { return c.ttft <= limit }
+	total, says, meets := len(d.cands), "are predicted to meet", func(c *candidate) bool { return c.ttft <= limit }
 	if met == 0 && d.r.config.Unmet == UnmetRefuse {
-		meets = func(c *candidate) bool {
+		says, meets = "are tried for", func(c *candidate) bool { // also where nothing runs: else nothing is learned
 			t := &d.r.targets[c.slot]
 			late := t.progress.overdue(d.now, t.progress.Due) * (1 + t.fitOf().Spread)
-			return c.ttft-late <= limit && d.now >= t.health.Probe-probeEvery+retryOverdue
+			return (c.ttft-late <= limit || t.load.Active == 0) && d.now >= t.health.Probe-probeEvery+retryOverdue
 		}
 		for i := range d.cands {
 			if meets(&d.cands[i]) {
@@ -67,7 +67,7 @@ func (d *decision) meet() error {
 	if met > 0 {
 		d.keep("ttft", ReasonTTFT, meets)
 		d.findBestOverlap()
-		d.ex.sayf("ttft", "%d of %d targets are predicted to meet %.2f s", met, total, limit)
+		d.ex.sayf("ttft", "%d of %d targets %s %.2f s", met, total, says, limit)
 		return nil
 	}
 	d.ex.sayf("ttft", "no target is predicted to meet %.2f s, the best has %.2f: %s", limit, best, string(cmp.Or(d.r.config.Unmet, UnmetRoute)))

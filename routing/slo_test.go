@@ -116,6 +116,58 @@ func TestLateTargetsAreTried(t *testing.T) {
 	}
 }
 
+// Predictions that are wrong because of a burst are mended by requests on targets that have none, and a busy target is
+// not tried.
+func TestWrongPredictionsRefuseNotForEver(t *testing.T) {
+	r := newRouter(t, preset(t, DefaultPreset), 4)
+	r.config.Unmet = UnmetRefuse
+	const each = 1200 * time.Millisecond
+	now, free := time.Second, map[kvindex.Slot]time.Duration{}
+	plans := make([]Plan, 60)
+	ends := make([]time.Duration, len(plans))
+	for i := range plans {
+		plans[i] = planAt(t, r, now, &Query{ID: fmt.Sprint(i), PromptTokens: 20_000})
+		slot := plans[i].Decode
+		free[slot] = max(free[slot], now) + each
+		ends[i], now = free[slot], now+150*time.Millisecond
+	}
+	for i, p := range plans {
+		end := max(now, ends[i])
+		r.FirstToken(end, p.Reservation)
+		r.Release(end, p.Reservation)
+	}
+	now += time.Hour
+	refused := 0
+	for range 100 {
+		if now += time.Minute; unmetAt(t, r, now, 2*time.Second) {
+			refused++
+		}
+	}
+	if refused != 0 {
+		t.Errorf("got %d of 100 requests to idle targets refused, want none", refused)
+	}
+	// Each is busy, with its first token seen.
+	var busy []Plan
+	for i := range 4 {
+		plan := planAt(t, r, now, &Query{ID: fmt.Sprint("busy", i), PromptTokens: 1000, Pin: &Pin{Worker: "w", Rank: int32(i)}})
+		r.FirstToken(now+100*time.Millisecond, plan.Reservation)
+		busy = append(busy, plan)
+	}
+	if now += time.Minute; !unmetAt(t, r, now, 10*time.Millisecond) {
+		t.Error("got a request that no target meets placed on a busy one, want it refused")
+	}
+	r.Release(now, busy[2].Reservation)
+	plan, err := r.Pick(now, &Query{ID: "tries", PromptTokens: 1000, TTFT: 10 * time.Millisecond}, nil, nil)
+	if err != nil || plan.Decode != busy[2].Decode {
+		t.Fatalf("got %v on target %d, want it on the one without requests", err, plan.Decode)
+	}
+	r.FirstToken(now, plan.Reservation)
+	r.Release(now, plan.Reservation)
+	if !unmetAt(t, r, now+time.Second, 10*time.Millisecond) || unmetAt(t, r, now+retryOverdue, 10*time.Millisecond) {
+		t.Error("want the next try after 2 s, and none before")
+	}
+}
+
 // One that no target meets waits until its target has computed its prompts, and delays no other waiter of it.
 func TestUnmetWaitersDelayNone(t *testing.T) {
 	r, now := sloRouter(t, UnmetQueue)

@@ -22,6 +22,18 @@ func (b *bench) answers(status int, more string) {
 	}
 }
 
+// busy leaves the only worker with a request, as one without any takes a request whatever its prediction.
+func (b *bench) busy() {
+	b.t.Helper()
+	d, _ := b.ask("/v1/completions", completion(100, ""))
+	if d.Reject != nil {
+		b.t.Fatalf("got %+v, want a place", d.Reject)
+	}
+	d.Ticket.ResponseHeaders(200, d.Endpoint)
+	d.Ticket.FirstToken(time.Now().Add(100 * time.Millisecond))
+	b.t.Cleanup(func() { d.Ticket.End(time.Now()) })
+}
+
 // A request that asks for its first token sooner than the worker gives it is refused, once the
 // first tokens of streamed answers have shown how long it takes.
 func TestATargetThatCannotBeMetIsRefused(t *testing.T) {
@@ -39,6 +51,7 @@ func TestATargetThatCannotBeMetIsRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, c.config+"slo: {unmet: refuse}\n", worker("a", 0))
 			b.answers(c.status, c.more)
+			b.busy()
 			for target, refused := range map[string]bool{"20": true, "900": false, "": false, "0": false, "-1": false, "soon": false, "99999999999999": false} {
 				d, e := b.ask("/v1/completions", completion(100, stream), ttftHeader, target)
 				if got := d.Reject != nil; got != (refused && c.learns) {
@@ -85,6 +98,7 @@ func TestTargetsOfAModelChangeWhileItRuns(t *testing.T) {
 	const first = "envoy: {first_token: true}\n"
 	b := newBench(t, first, worker("a", 0))
 	b.answers(200, `,"stream":true`)
+	b.busy()
 	refused := func(headers ...string) bool {
 		d, _ := b.ask("/v1/completions", completion(100, `,"stream":true`), headers...)
 		if d.Reject == nil {
