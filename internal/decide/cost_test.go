@@ -172,7 +172,7 @@ var members = map[string]func(n int) string{
 func readFields(r *body.Request) {
 	r.ConversationID(body.ConversationFields)
 	r.MaxTokens()
-	r.Choices()
+	r.Choices(true)
 	r.CacheSalt()
 	r.LoRA()
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/fleet"
 	"github.com/kvlane/kvlane/internal/observe"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -63,7 +64,7 @@ type placed struct {
 func (j *job) query(w *work) {
 	w.query = routing.Query{ID: j.r.ID, Model: w.in.name, Listed: w.in.listed, Conversation: j.ownConversation(w.in), PromptTokens: w.tokens.count, Prefix: j.s.prefix}
 	if w.in.known && !j.idle {
-		w.query.Sequences = w.in.body.Choices()
+		w.query.Sequences = w.in.body.Choices(w.in.model != nil && w.in.model.Engine == shape.TRTLLM)
 	}
 	if name, n := j.headers(j.d.cfg.Tenants.Name()); n == 1 {
 		w.query.Owner = name

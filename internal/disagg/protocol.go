@@ -106,7 +106,7 @@ func (p *Protocol) Refuses(r *body.Request, ids []uint32) string {
 		return "not with this API"
 	case r.Form == body.FormNone:
 		return "no prompt"
-	case p.single && r.Choices() > 1:
+	case p.single && r.Choices(true) > 1:
 		return "more than one answer"
 	case r.Has(body.FieldPreviousResponseID):
 		return "the engine holds its state"

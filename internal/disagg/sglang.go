@@ -38,7 +38,7 @@ func sglangEdited(api body.API) (edits [3][]body.Edit) {
 // warms the cache for them. What a leg adds for each prompt is many times longer than an empty prompt.
 func sglangRefuses(r *body.Request, _ []uint32) string {
 	switch n, _ := prompts(r); {
-	case r.Choices() > int64(n):
+	case r.Choices(false) > int64(n):
 		return "more than one answer to a prompt"
 	case n > 4096:
 		return "more than 4096 prompts"

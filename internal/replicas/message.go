@@ -95,7 +95,7 @@ func (w *writer) target(t kvindex.Target) uint32 {
 func (w *writer) booked(b *routing.Booking) {
 	w.entries++
 	w.m.Booked = append(w.m.Booked, &kvlanev1.ReplicaBooking{Id: uint64(b.ID), Decode: w.target(b.Decode), Prefill: w.target(b.Prefill),
-		Miss: uint64(b.Miss), Kv: uint64(b.KV), Phase: uint32(b.Phase), Turn: uint32(b.Turn[0]), InTurn: uint32(b.InTurn), PrefillTurn: uint32(b.Turn[1]), Sequences: uint32(b.Sequences)})
+		Miss: uint64(b.Miss), Kv: uint64(b.KV), Phase: uint32(b.Phase), Turn: uint32(b.Turn[0]), InTurn: uint32(b.InTurn), PrefillTurn: uint32(b.Turn[1]), Sequences: uint32(min(b.Sequences, 1<<32-1))})
 }
 
 func (w *writer) conversation(leg int, b *binding) {

@@ -36,6 +36,11 @@ func TestABookingIsSentWhole(t *testing.T) {
 	if got := bookingOf(m, m.GetBooked()[0]); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
+	want.Sequences = 1 << 32
+	w.booked(&want)
+	if got := w.m.GetBooked()[1].GetSequences(); got != 1<<32-1 {
+		t.Errorf("got %d sequences of 2^32, want the most that the field holds", got)
+	}
 }
 
 // all returns the messages of o, which owns the lock.

@@ -13,7 +13,7 @@ func ExampleParse() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(req.Model(), req.Count, req.Choices(), string(req.FirstPrompt()))
+	fmt.Println(req.Model(), req.Count, req.Choices(false), string(req.FirstPrompt()))
 
 	_, err = body.Parse(body.Chat, []byte(`{"messages": [{"role": "user", "content": nope}]}`))
 	fmt.Println(err)

@@ -365,15 +365,20 @@ func (r *Request) MaxTokens() (n int64, ok bool) {
 	return 0, false
 }
 
-// Choices returns the number of sequences that the engine will generate: the prompts of a batch times n (or best_of, if larger).
-func (r *Request) Choices() int64 {
+// Choices returns the number of sequences that the engine will generate: the prompts of a batch times n, or best_of if
+// it is larger and bestOf. Only TensorRT-LLM reads best_of: vLLM has none, and SGLang's takes no part.
+func (r *Request) Choices(bestOf bool) int64 {
 	n := int64(1)
-	if !r.API.Pools() && r.API != Responses && r.API != Messages { // engines ignore these fields there
-		first, _ := r.Int(FieldN)
-		sampled, _ := integer(r.Member(FieldSamplingParams, "n"))
-		best, _ := r.Int(FieldBestOf)
-		n = max(n, first, sampled, best)
+	switch r.API { //nolint:exhaustive // engines ignore these fields elsewhere
+	case Chat, Completions:
+		if n, _ = r.Int(FieldN); bestOf {
+			best, _ := r.Int(FieldBestOf)
+			n = max(n, best)
+		}
+	case Generate, VLLMGenerate: // SGLang wants the same n in all items of a list
+		n, _ = integer(Member(FirstItem(r.Raw(FieldSamplingParams)), "n"))
 	}
+	n = min(max(n, 1), 1<<16) // a client chose it
 	if (r.Form == FormTexts || r.Form == FormIDLists) && r.Count > 1 {
 		n *= int64(r.Count)
 	}

@@ -63,7 +63,7 @@ func TestFields(t *testing.T) {
 	}
 	id, field := r.ConversationID(ConversationFields)
 	maxTokens, ok := r.MaxTokens()
-	got := []any{r.Model(), r.Stream(), r.Choices(), maxTokens, ok, r.CacheSalt(), r.LoRA(), id, field,
+	got := []any{r.Model(), r.Stream(), r.Choices(true), maxTokens, ok, r.CacheSalt(), r.LoRA(), id, field,
 		r.Has(FieldStreamOptions), string(r.Raw(FieldStreamOptions)), string(r.Raw(FieldUnknownForTest()))}
 	want := []any{"mü", true, int64(6), int64(5), true, "s", "l", "v", "vllm_xargs.session_id", false, "null", ""}
 	if !reflect.DeepEqual(got, want) {
@@ -79,17 +79,42 @@ func TestGenerateReadsSamplingParams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, ok := r.MaxTokens(); n != 9 || !ok || r.Choices() != 4 {
-		t.Errorf("max %d %v choices %d", n, ok, r.Choices())
+	if n, ok := r.MaxTokens(); n != 9 || !ok || r.Choices(false) != 4 {
+		t.Errorf("max %d %v choices %d", n, ok, r.Choices(false))
 	}
 }
 
 // What an engine ignores takes no places.
 func TestOnlySomeAPIsGenerateSeveralSequences(t *testing.T) {
-	for api, want := range map[API]int64{Chat: 9, Completions: 9, Generate: 9, VLLMGenerate: 9, Responses: 1, Messages: 1, Embeddings: 1} {
-		if r, err := Parse(api, []byte(`{"n":9,"input":"a"}`)); err != nil || r.Choices() != want {
-			t.Errorf("%v: got %d (%v), want %d", api, r.Choices(), err, want)
+	for api, want := range map[API][3]int64{
+		Chat: {9, 1, 1}, Completions: {9, 1, 1}, Generate: {1, 9, 1}, VLLMGenerate: {1, 9, 1}, Responses: {1, 1, 1}, Messages: {1, 1, 1}, Embeddings: {1, 1, 1},
+	} {
+		for i, member := range []string{`"n":9`, `"sampling_params":{"n":9,"best_of":12}`, `"best_of":9`} {
+			if r, err := Parse(api, []byte(`{`+member+`,"input":"a"}`)); err != nil || r.Choices(false) != want[i] {
+				t.Errorf("%v, %s: got %d (%v), want %d", api, member, r.Choices(false), err, want[i])
+			}
 		}
+	}
+}
+
+// The product of what a client chooses does not overflow.
+func TestTheNumberOfSequencesIsBounded(t *testing.T) {
+	for text, want := range map[string]int64{
+		`{"prompt":["a","b"],"n":4611686018427387904}`:                 2 << 16,
+		`{"prompt":["a","b"],"n":9223372036854775807}`:                 2 << 16,
+		`{"prompt":["a","b"],"n":-9223372036854775807}`:                2,
+		`{"prompt":"a","n":4294967296}`:                                1 << 16,
+		`{"prompt":"a","best_of":3}`:                                   3,
+		`{"prompt":"a","n":0,"best_of":4294967296}`:                    1 << 16,
+		`{"prompt":["a","b"],"sampling_params":[{"n":65536},{"n":4}]}`: 2,
+	} {
+		if r, err := Parse(Completions, []byte(text)); err != nil || r.Choices(true) != want {
+			t.Errorf("%s: got %d (%v), want %d", text, r.Choices(true), err, want)
+		}
+	}
+	r, err := Parse(Generate, []byte(`{"text":["a","b"],"sampling_params":[{"n":3},{"n":3}]}`))
+	if err != nil || r.Choices(false) != 6 {
+		t.Errorf("got %d (%v), want 6", r.Choices(false), err)
 	}
 }
 
@@ -183,7 +208,7 @@ func FuzzParse(f *testing.F) {
 		}
 		r.ConversationID(ConversationFields)
 		r.MaxTokens()
-		r.Choices()
+		r.Choices(true)
 		if r.Form == FormIDs {
 			_, _ = AppendIDs(nil, r.FirstPrompt()) // must not panic
 		}
