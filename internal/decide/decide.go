@@ -249,9 +249,6 @@ func (d *Decider) Status() observe.Status {
 	if live.Flow.Requests > 0 {
 		s.Tenants = d.waiting.queue.Tenants(statusTenants)
 	}
-	for i := range s.Tenants {
-		s.Tenants[i].Tenant = shown(&live.Flow, s.Tenants[i].Tenant)
-	}
 	return s
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/internal/workers"
 	"github.com/kvlane/kvlane/routing"
 )
@@ -216,6 +217,22 @@ func TestTheQueueHasADeadline(t *testing.T) {
 		t.Errorf("got %s", refusal(d))
 	}
 	running.Ticket.End(time.Now())
+	b.idle()
+}
+
+// Retry-After of one whose time is up counts it: it would wait again for as long.
+func TestTheLastOneInTheQueueIsLate(t *testing.T) {
+	b := newBench(t, "flow: {max_requests: 3, timeout: 1s, hold_tokens: 0}\nrouting: {policy: {limits: {max_active: 1}}}\n", worker("a", 0))
+	var later atomic.Int64
+	start := b.start
+	b.now = func() time.Time { return start.Add(time.Duration(later.Load())) }
+	running, _ := b.ask("/v1/completions", text("sea", 10))
+	waits := b.sendBody(1, text("one", 10))
+	later.Store(int64(30 * time.Second))
+	if d := <-waits.done; refusal(d) != "429 kvlane_queue_timeout 1" || d.Reject.Headers[0].Value != "30" {
+		t.Errorf("got %s, %+v, want a Retry-After of the 30 s in which none got a place", refusal(d), d.Reject)
+	}
+	running.Ticket.End(b.now())
 	b.idle()
 }
 
@@ -709,5 +726,31 @@ func TestARequestForManyAnswersCountsThem(t *testing.T) {
 	}
 	d.Ticket.End(time.Now())
 	good.Ticket.End(time.Now())
+	b.idle()
+}
+
+// What the engine ignores takes no places of others: only TensorRT-LLM reads best_of.
+func TestWhatTheEngineIgnoresTakesNoPlaces(t *testing.T) {
+	b := newBench(t, "routing: {policy: {limits: {max_active: 64}}}\n", worker("a", 0))
+	for member, want := range map[string]string{`"n":64`: "429", `"best_of":64`: "placed", `"sampling_params":{"n":64}`: "placed", `"n":1`: "placed"} {
+		first, _ := b.ask("/v1/completions", `{"model":"demo","prompt":"sea",`+member+`}`)
+		if first.Reject != nil {
+			t.Fatalf("%s: got %s, want a place", member, refusal(first))
+		}
+		second, _ := b.ask("/v1/completions", `{"model":"demo","prompt":"sea"}`)
+		if got := refusal(second); !strings.HasPrefix(got, want) {
+			t.Errorf("another one after %s: got %s, want %s", member, got, want)
+		}
+		first.Ticket.End(time.Now())
+		if second.Ticket != nil {
+			second.Ticket.End(time.Now())
+		}
+	}
+	b.fleet.Model("demo").Engine = shape.TRTLLM
+	first, _ := b.ask("/v1/completions", `{"model":"demo","prompt":"sea","best_of":64}`)
+	if second, _ := b.ask("/v1/completions", `{"model":"demo","prompt":"sea"}`); second.Reject == nil {
+		t.Error("TensorRT-LLM computes 64 answers: got a place for another request")
+	}
+	first.Ticket.End(time.Now())
 	b.idle()
 }

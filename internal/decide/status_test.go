@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/routing"
 )
 
@@ -97,4 +98,23 @@ func TestStatusShowsTheQueue(t *testing.T) {
 	if s := b.Status(); s.Waiting != 0 || s.Queue[0].Requests != 0 {
 		t.Errorf("got %+v, want an empty queue", s.Queue)
 	}
+}
+
+// A reload of fairness while requests wait shows no name either.
+func TestStatusShowsNoTenantAfterAReload(t *testing.T) {
+	b := newBench(t, "flow: {max_requests: 40, timeout: 1m, hold_tokens: 20}\ntenants: {header: x-team}\n", worker("a", 0))
+	running, _ := b.ask("/v1/completions", text("sea", 100), "x-team", "team-0")
+	waits := b.sendBody(1, text("sky", 10), "x-team", "team-0")
+	for _, fairness := range []string{config.FairModel, config.FairNone, config.FairTenant} {
+		next := *b.live.Load()
+		next.Flow.Fairness = fairness
+		b.live.Store(&next)
+		if got := b.Status().Tenants; len(got) != 1 || got[0].Tenant != "8b1d97bbe7da1b3e" {
+			t.Errorf("%s: got %+v, want the hash", fairness, got)
+		}
+	}
+	waits.stop()
+	<-waits.done
+	running.Ticket.End(time.Now())
+	b.idle()
 }

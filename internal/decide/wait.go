@@ -99,8 +99,9 @@ func (d *Decider) enqueue(q *waiter, lane routing.Lane, now time.Duration) error
 	q.deadline = now + longest
 	n := routing.Waiter{ID: q.id, Lane: lane, Priority: w.query.Priority, Tokens: w.uncached(), Since: now, Deadline: q.deadline}
 	if flow.Requests > 0 {
-		n.Tenant, n.Bytes = w.flowTenant(flow), int64(len(w.r.Body)+4*len(w.lastingIDs()))
-		n.Weight = flow.Weights[n.Tenant]
+		tenant := w.flowTenant(flow)
+		n.Tenant, n.Bytes = shown(flow, tenant), int64(len(w.r.Body)+4*len(w.lastingIDs()))
+		n.Weight = flow.Weights[tenant]
 		switch flow.Order {
 		case config.OrderShort:
 			n.Cost = n.Tokens
@@ -192,8 +193,9 @@ func (q *waiter) expire() {
 	d := q.work.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.waiting.queue.Remove(q.id) {
-		q.late()
+	if d.waiting.byID[q.id] == q {
+		q.late() // while the queue has it, whose length Retry-After depends on
+		d.waiting.queue.Remove(q.id)
 		d.waiting.dismiss(q)
 	}
 }
@@ -357,7 +359,7 @@ func digest(name string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// shown is a tenant as logs and pages name it: the name may be a secret or long.
+// shown is a tenant as logs, pages and the queue name it, which a reload may find: the name may be a secret or long.
 func shown(f *config.Flow, tenant string) string {
 	if f.Fairness == config.FairTenant && tenant != "" {
 		return digest(tenant)
