@@ -130,7 +130,7 @@ func statusText(s *observe.Status) string {
 		fmt.Fprintf(&b, "queue: %s, priority %d, requests: %d, tokens: %d\n", inCell(c.Model), c.Priority, c.Requests, c.Tokens)
 	}
 	for _, t := range s.Tenants {
-		fmt.Fprintf(&b, "tenant: %s, priority %d, requests: %d, tokens served: %d, weight: %g\n", cmp.Or(inCell(t.Tenant), "-"), t.Priority, t.Requests, t.Served, t.Weight)
+		fmt.Fprintf(&b, "tenant: %s, priority %d, requests: %d, tokens served / weight: %d, weight: %g\n", cmp.Or(inCell(t.Tenant), "-"), t.Priority, t.Requests, t.Served, t.Weight)
 	}
 	b.WriteByte('\n')
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)

@@ -74,7 +74,7 @@ func TestStatusInATerminal(t *testing.T) {
 	if !strings.Contains(out, `a\x1b[2J\nb\t`) || !strings.Contains(out, "50%") || !strings.Contains(out, "1 gap, 1 live") || !strings.Contains(out, "warning: worker") {
 		t.Errorf("got %q, want the worker's name escaped, its cache, feeds and warning", out)
 	}
-	if !strings.Contains(out, "tenant: 8b1d97bbe7da1b3e, priority 2, requests: 3, tokens served: 1000, weight: 4\ntenant: -, priority 0, requests: 1,") {
+	if !strings.Contains(out, "tenant: 8b1d97bbe7da1b3e, priority 2, requests: 3, tokens served / weight: 1000, weight: 4\ntenant: -, priority 0, requests: 1,") {
 		t.Errorf("got %q, want the tenants that wait", out)
 	}
 	if code, _, errs := kvlane("", "status", args[0], args[1]); code != 1 || !strings.Contains(errs, "--token-file") {
