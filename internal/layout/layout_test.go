@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85517
+	totalLimit = 85516
 	totalGoal  = 62000
 )
 
@@ -56,12 +56,13 @@ var rooms = []struct {
 	// 19 for the fields that this checks, and for min_tokens above the rest of the context (body/field.go, shape/vllm.go).
 	// 54 for n and logprobs of any size, which end an SGLang engine as ids beyond its vocabulary do (shape/sglang_ids.go), with
 	// 10 and 9 of fleet and decide for requests whose model or body Kvlane does not know.
+	// 5 for answers that only some engines compute: what vLLM ignores took all places of a target (body/request.go).
 	{"tokens", 29079, 22000, []string{"internal/tokens"}},
 	{"fleet", 4744, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	{"observe", 1668, 1300, []string{"internal/observe"}},
 	// 6 for requests that vLLM refuses as too long, which are not split (decide/split.go).
-	{"decide", 3300, 1700, []string{"internal/decide"}},
+	{"decide", 3299, 1700, []string{"internal/decide"}},
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	// 23 for settings of flow in policies, and for errors that name the policies and families that there are.
 	// 63 for agents and chat as workloads of scenarios, a worker that hangs, and skewed conversations whose engines decode.
