@@ -54,7 +54,10 @@ func TestServeReloads(t *testing.T) {
 
 	write("debug", 7, "")
 	until(t, "http://"+admin+"/metrics", metric("kvlane_config_generation 2"))
-	if body := shown(); !strings.Contains(body, "miss: 7.0\n") || !strings.Contains(log.String(), `"keys":["routing.policy.cost.miss","log.level"]`) || zerolog.GlobalLevel() != zerolog.DebugLevel {
+	until(t, "http://"+admin+"/metrics", func(int, string) bool { // logged right after it is counted
+		return strings.Contains(log.String(), `"keys":["routing.policy.cost.miss","log.level"]`)
+	})
+	if body := shown(); !strings.Contains(body, "miss: 7.0\n") || zerolog.GlobalLevel() != zerolog.DebugLevel {
 		t.Errorf("got %s, want the new weight and level; log:\n%s", body, log)
 	}
 
