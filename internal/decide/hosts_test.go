@@ -357,6 +357,13 @@ func TestNoIDsEndAnSGLang(t *testing.T) {
 			{"/v1/completions", `"prompt":[1,151668]`, false}, {"/v1/completions", `"prompt":["999999999","-1"]`, false}, {"/v1/completions", `"prompt":[[1],[2,3]]`, false},
 			{"/generate", `"input_ids":[1,2],"sampling_params":{"stop_token_ids":[3],"max_new_tokens":4}`, false}, {"/v1/embeddings", `"input":"x"`, false},
 			{"/v1/responses", `"input":[{"role":"user","content":"x"}]`, false}, {"/v1/completions", `"prompt":"x","stop_token_ids":null`, false},
+			{"/v1/completions", `"prompt":[1,"999999999"]`, true}, {"/v1/completions", `"prompt":["1",999999999]`, true}, {"/v1/completions", `"prompt":["999999999",1]`, true},
+			{"/v1/completions", `"prompt":[true,"999999999"]`, true}, {"/v1/completions", `"prompt":["999999999",false]`, true}, {"/v1/completions", `"prompt":[null,"999999999"]`, true},
+			{"/v1/completions", `"prompt":["a",[999999999]]`, true}, {"/v1/completions", `"prompt":[[[999999999]]]`, true}, {"/v1/completions", `"prompt":[1.0,2]`, true},
+			{"/v1/embeddings", `"input":[1,"999999999"]`, true}, {"/v1/score", `"query":["999999999"],"items":["a"]`, true}, {"/v1/score", `"query":[1,2],"items":["a","1"]`, false},
+			{"/v1/score", `"query":"x","items":[[1],["999999999"]]`, true}, {"/v1/rerank", `"query":[{"type":"text","text":"x"}],"documents":["x"]`, false},
+			{"/v1/embeddings", `"input":["1","2"]`, false}, {"/v1/embeddings", `"input":[{"text":"x"},{"text":"y"}]`, false},
+			{"/generate", `"text":"x","token_ids_logprob":[[1],null]`, false}, {"/generate", `"text":"x","token_ids_logprob":[null,["999999999"]]`, true},
 		} {
 			d := extproc.Await(t.Context(), b.Decide(t.Context(), &extproc.Request{ID: "r", Method: "POST", Path: c.path, Body: []byte(`{"model":"demo",` + c.fields + `}`)}))
 			if refused := d.Reject != nil && d.Reject.Details == "kvlane_token_ids" && d.Reject.Status == 400; refused != (c.bad && refuses) || !refused && d.Reject != nil {

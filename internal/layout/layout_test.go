@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85516
+	totalLimit = 85525
 	totalGoal  = 62000
 )
 
@@ -57,7 +57,8 @@ var rooms = []struct {
 	// 54 for n and logprobs of any size, which end an SGLang engine as ids beyond its vocabulary do (shape/sglang_ids.go), with
 	// 10 and 9 of fleet and decide for requests whose model or body Kvlane does not know.
 	// 5 for answers that only some engines compute: what vLLM ignores took all places of a target (body/request.go).
-	{"tokens", 29079, 22000, []string{"internal/tokens"}},
+	// 8 for texts beside numbers in lists of ids, of which SGLang makes ids (shape/sglang_ids.go), and 1 for reference voices (body/media.go).
+	{"tokens", 29088, 22000, []string{"internal/tokens"}},
 	{"fleet", 4744, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	{"observe", 1668, 1300, []string{"internal/observe"}},

@@ -13,10 +13,11 @@ const (
 )
 
 // mediaFields are the members from which engines fetch images, audio and video: those of content parts, SGLang's of
-// /generate and embeddings, and Anthropic's source.
+// /generate and embeddings, Anthropic's source, and the reference voices of vLLM-Omni's /v1/audio/speech.
 var mediaFields = map[string]fetched{
 	"image_url": ofTexts, "video_url": ofTexts, "audio_url": ofTexts, "image_data": ofTexts, "video_data": ofTexts, "audio_data": ofTexts, "image": ofTexts, "video": ofTexts,
 	"audio": ofTexts, "images": ofTexts, "videos": ofTexts, "audios": ofTexts, "file_url": ofTexts, "source": ofObjects, "content_parts": ofObjects,
+	"ref_audio": ofTexts, "ref_audio_2": ofTexts, "audio_path": ofTexts,
 }
 
 // plainFields are top-level fields that hold no prompt, or media that are processed, but may have members with such names.

@@ -8,10 +8,10 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// idFields are the fields in which SGLang's APIs take token ids; the first four take nothing else. Sources: protocol.py and
-// io_struct.py of SGLang 0.5.23.
+// idFields are the fields in which SGLang's APIs take token ids: the first four take nothing else, query may be a text, and the
+// last three may be lists of texts. Sources: protocol.py and io_struct.py of SGLang 0.5.23.
 var idFields = [...]body.Field{body.FieldInputIDs, body.FieldStopTokenIDs, body.FieldLabelTokenIDs, body.FieldTokenIDsLogprob,
-	body.FieldPrompt, body.FieldInput, body.FieldQuery, body.FieldItems}
+	body.FieldQuery, body.FieldPrompt, body.FieldInput, body.FieldItems}
 
 // maxSequences bounds n times the prompts of a request: by its issues SGLang 0.5.23 takes 4 kB for each before it looks at one.
 const maxSequences = 1 << 16
@@ -21,7 +21,7 @@ const maxSequences = 1 << 16
 // a token than the vocabulary has, and n in millions.
 func (m *Model) EndsSGLang(r *body.Request) error {
 	for i, f := range idFields {
-		if !m.areIDs(r.Raw(f), i < 4, 0) {
+		if !m.areIDs(r.Raw(f), max(-1, min(i-4, 1)), 0) {
 			return refuse("%s: token ids must be whole numbers from 0 to %d", f, m.idLimit-1)
 		}
 	}
@@ -33,7 +33,7 @@ func (m *Model) EndsSGLang(r *body.Request) error {
 	params, n, ok := r.Raw(body.FieldSamplingParams), largest(r.Raw(body.FieldN)), true
 	look := func(params []byte) {
 		n = max(n, largest(body.Member(params, "n")))
-		ok = ok && m.areIDs(body.Member(params, "stop_token_ids"), true, 0)
+		ok = ok && m.areIDs(body.Member(params, "stop_token_ids"), -1, 0)
 	}
 	look(params)
 	if body.EachItem(params, look); !ok { // of a batch
@@ -83,18 +83,25 @@ func largest(raw []byte) (most float64) {
 	return v
 }
 
-// areIDs reports whether all numbers in raw are ids of the tokenizer. only: raw has nothing but them, lists and null. In a list
-// of a list all are ids; pydantic makes ids of texts with digits there, too. No API takes deeper lists.
-func (m *Model) areIDs(raw []byte, only bool, depth int) bool {
+// areIDs reports whether all numbers in raw are ids of the tokenizer. texts is the greatest depth of a text, -1 for none. pydantic
+// makes ids of true and of texts with digits, where the other items of a list are numbers, too, so a list has one kind of items. No
+// API takes lists of lists of lists.
+func (m *Model) areIDs(raw []byte, texts, depth int) bool {
 	switch {
 	case len(raw) == 0 || raw[0] == 'n':
 		return true
 	case raw[0] == '[':
-		ok := depth < 2
-		body.EachItem(raw, func(item []byte) { ok = ok && m.areIDs(item, only || depth > 0, depth+1) })
-		return ok
-	case !only && raw[0] != '-' && (raw[0] < '0' || raw[0] > '9'):
-		return true // a text, or an object
+		ok, text, id := depth < 2, false, false
+		body.EachItem(raw, func(item []byte) {
+			ok = ok && m.areIDs(item, texts, depth+1)
+			isText := item[0] == '"' || item[0] == '{'
+			text, id = text || isText, id || !isText
+		})
+		return ok && (!text || !id)
+	case raw[0] == '"':
+		return depth <= texts
+	case raw[0] == '{':
+		return depth < 2 && texts >= 0
 	}
 	id, err := strconv.ParseUint(string(raw), 10, 32)
 	return err == nil && id < uint64(m.idLimit)
