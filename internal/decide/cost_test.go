@@ -284,6 +284,7 @@ var answers = map[string]func(n int) string{
 	"parameters":           func(n int) string { return `{` + list(n, `"kv_transfer_params":{"x":1,"first_tok":5}`) + `}` },
 	"choices":              func(n int) string { return `{"choices":[` + list(n, `{"finish_reason":"length"}`) + `]}` },
 	"events":               func(n int) string { return fill(n, "data: {\"usage\":{\"prompt_tokens\":7}}\n\n") },
+	"an event of usages":   func(n int) string { return "data: {" + list(n, `"usage":{}`) + "}\n\n" },
 	"an event":             func(n int) string { return fill(n, "data: {\"usage\":{\"a\":1},\ndata: ") },
 	"lines":                func(n int) string { return fill(n, "\r\n") },
 	"line of another kind": func(n int) string { return "event: " + fill(n, "data:") },

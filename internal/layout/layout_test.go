@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85525
+	totalLimit = 85526
 	totalGoal  = 62000
 )
 
@@ -58,7 +58,8 @@ var rooms = []struct {
 	// 10 and 9 of fleet and decide for requests whose model or body Kvlane does not know.
 	// 5 for answers that only some engines compute: what vLLM ignores took all places of a target (body/request.go).
 	// 8 for texts beside numbers in lists of ids, of which SGLang makes ids (shape/sglang_ids.go), and 1 for reference voices (body/media.go).
-	{"tokens", 29088, 22000, []string{"internal/tokens"}},
+	// 1 for the cost of answers whose one line has many usage objects (body/usage_edit.go).
+	{"tokens", 29089, 22000, []string{"internal/tokens"}},
 	{"fleet", 4744, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	{"observe", 1668, 1300, []string{"internal/observe"}},

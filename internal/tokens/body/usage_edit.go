@@ -81,7 +81,8 @@ func (e *UsageEditor) step(piece []byte, at int) int {
 	if u.line != lineData {
 		return len(piece) - len(u.event(piece[at:]))
 	}
-	part, _, ended := bytes.Cut(piece[at:], []byte{'\n'})
+	// One line may have many objects, so a step does not search all of it for its end.
+	part, _, ended := bytes.Cut(piece[at:min(at+maxUsage, len(piece))], []byte{'\n'})
 	before := u.json.usageDepth
 	n := u.json.walk(part, u)
 	if n == len(part) && ended && u.json.usageDepth == before {
