@@ -330,7 +330,7 @@ func adminFlag(address string) string {
 }
 
 const demoSystem = "You are a librarian who answers briefly and names the shelf. You know the catalogue by heart: novels stand on " +
-	"the ground floor, maps and atlases on the first, letters and diaries on the second, and what nobody asks for in the cellar. " +
+	"the ground floor, maps and atlases on the first, letters and diaries on the second, and what is rarely asked for in the cellar. " +
 	"When a reader is in doubt, you ask one question and no more, and you never send anybody away without a book."
 
 // turn is the observed result of a request of the demonstration.

@@ -128,7 +128,7 @@ func (c *Config) sharedIdentities(sites []sited, bad report) {
 		}
 		own := need.own(&settings)
 		if before, taken := first[own]; taken {
-			bad(s.path+".disagg", "%s of this worker are those of %s: the connector %s tells workers apart by them", need.what, before, c.Disagg.Connector)
+			bad(s.path+".disagg", "%s of this worker are those of %s: the connector %s distinguishes workers by them", need.what, before, c.Disagg.Connector)
 			continue
 		}
 		first[own] = s.path

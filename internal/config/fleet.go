@@ -127,7 +127,7 @@ const maxReplica = 63
 func (e *FleetEmbed) validate(bad report) {
 	host, _, _ := net.SplitHostPort(e.Listen)
 	if ip := net.ParseIP(host); e.SecretFile == "" && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		bad("secret_file", "is needed if listen (%q) is not a loopback address: whoever reaches it could change the bookings", e.Listen)
+		bad("secret_file", "is needed if listen (%q) is not a loopback address: any client that reaches it could change the bookings", e.Listen)
 	}
 	for i, r := range e.Routes {
 		if !isHostPort(r) {

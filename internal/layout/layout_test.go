@@ -135,6 +135,38 @@ var mayImport = map[string]string{
 	"cmd/kvlane": "envoy extproc internal/... kvindex/... proto/... routing",
 }
 
+// pure is the packages that compute only: they import neither sockets nor files, processes and logs. What needs them passes readers
+// (io, io/fs) and values. A package has its exceptions: imports that it may have, or FILE:IMPORT of one file.
+var pure = map[string]string{
+	"routing":                  "",
+	"kvindex":                  "",
+	"kvindex/feed/msgpack":     "",
+	"internal/steering":        "",
+	"internal/tokens/body":     "net/url", // parses the URLs of media
+	"internal/tokens/bpe":      "",
+	"internal/tokens/conv":     "",
+	"internal/tokens/encoders": "",
+	"internal/tokens/freelist": "",
+	"internal/tokens/jinja":    "",
+	"internal/tokens/media":    "",
+	// Protocols write fields, headers and addresses; sender.go alone sends.
+	"internal/disagg": "net headers.go:net/http headers.go:net/textproto sender.go:net/http sender.go:net/url sender.go:syscall",
+}
+
+// impure matches what a pure package does not import.
+var impure = regexp.MustCompile(`^(net|os|log|syscall|plugin)(/|$)|^google\.golang\.org/grpc(/|$)|^github\.com/(rs/zerolog|nats-io)(/|$)`)
+
+// generated is every file with a header "Code generated ... DO NOT EDIT". Such files are not counted, linted or read, so each
+// one is named here.
+var generated = []string{
+	"internal/tokens/bpe/tables.go",
+	"proto/kvlane/v1/events.pb.go",
+	"proto/kvlane/v1/events_grpc.pb.go",
+	"proto/kvlane/v1/replicas.pb.go",
+	"proto/kvlane/v1/snapshot.pb.go",
+	"proto/kvlane/v1/snapshot_grpc.pb.go",
+}
+
 // file is a Go file of the module, tests and generated files included.
 type file struct {
 	pkg       string // its folder, relative to the module
@@ -309,17 +341,55 @@ func TestImports(t *testing.T) {
 	}
 }
 
+func TestPureImports(t *testing.T) {
+	seen := map[string]bool{}
+	for _, f := range goFiles(t) {
+		exceptions, ok := pure[f.pkg]
+		if !ok || f.test {
+			continue
+		}
+		seen[f.pkg] = true
+		for _, imp := range f.syntax.Imports {
+			path, _ := strconv.Unquote(imp.Path.Value)
+			except := strings.Fields(exceptions)
+			if impure.MatchString(path) && !slices.Contains(except, path) && !slices.Contains(except, filepath.Base(f.name)+":"+path) {
+				t.Errorf("%s imports %s, but %s only computes: let its caller pass what it needs, or change pure on purpose and say why",
+					f.name, path, f.pkg)
+			}
+		}
+	}
+	for pkg := range pure {
+		if !seen[pkg] {
+			t.Errorf("pure lists %s, where no Go file is: remove it", pkg)
+		}
+	}
+}
+
+// Files that are called generated are the ones of the list.
+func TestGeneratedFiles(t *testing.T) {
+	var got []string
+	for _, f := range goFiles(t) {
+		if f.generated {
+			got = append(got, f.name)
+		}
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, generated) {
+		t.Errorf("got the generated files %q, want %q: a file that a program writes is named in generated, and one written by hand has no such header", got, generated)
+	}
+}
+
 // TestRoutingIsPure: the core has no clock, I/O, goroutine or global randomness, so that the same state and the same
 // request give the same decision.
 func TestRoutingIsPure(t *testing.T) {
-	pure := strings.Fields("bytes cmp container/heap crypto/sha256 encoding/binary encoding/json errors fmt maps math slices sort strconv strings text/tabwriter time")
+	core := strings.Fields("bytes cmp container/heap crypto/sha256 encoding/binary encoding/json errors fmt maps math slices sort strconv strings text/tabwriter time")
 	clock := strings.Fields("After AfterFunc NewTicker NewTimer Now Since Sleep Tick Until")
 	for _, f := range goFiles(t) {
 		if f.pkg != "routing" || f.test {
 			continue
 		}
 		for _, imp := range f.syntax.Imports {
-			if path, _ := strconv.Unquote(imp.Path.Value); !slices.Contains(pure, path) && !strings.HasPrefix(path, module) {
+			if path, _ := strconv.Unquote(imp.Path.Value); !slices.Contains(core, path) && !strings.HasPrefix(path, module) {
 				t.Errorf("%s imports %s: routing gets what it needs from its caller", f.name, path)
 			}
 		}

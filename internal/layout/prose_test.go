@@ -4,9 +4,11 @@ import (
 	"flag"
 	"fmt"
 	"go/ast"
+	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -41,12 +43,15 @@ const (
 	lineLimit = 120
 )
 
+// ordinary is what looks like a habit and is not.
+var ordinary = regexp.MustCompile(`(?i)\bthere (is|are|was|were) no\b`)
+
 func habit(words string) *regexp.Regexp { return regexp.MustCompile(`(?i)\b` + words + `\b`) }
 
 const proseFile = "prose.txt"
 
-// TestProse counts habits in comments of Go files by room, and in documents and descriptions of the configuration. A count may
-// only fall: prose.txt has the ones of now.
+// TestProse counts habits in comments and messages of Go files by room, and in documents and descriptions of the configuration. A
+// count may only fall: prose.txt has the ones of now.
 func TestProse(t *testing.T) {
 	counts, places := map[string]int{}, map[string][]string{}
 	count := func(room, place, text string) {
@@ -59,6 +64,9 @@ func TestProse(t *testing.T) {
 	for _, f := range goFiles(t) {
 		if !f.generated && f.pkg != "internal/layout" {
 			count(roomOf(f.pkg), f.name, comments(f.syntax))
+			if !f.test {
+				count(roomOf(f.pkg), f.name, messages(f.syntax))
+			}
 		}
 	}
 	repository(t, func(path string) {
@@ -126,6 +134,21 @@ func comments(f *ast.File) string {
 	return b.String()
 }
 
+// messages returns the string literals of three words or more, one a line: log messages, errors, and helps of metrics and flags.
+func messages(f *ast.File) string {
+	var b strings.Builder
+	ast.Inspect(f, func(n ast.Node) bool {
+		if literal, ok := n.(*ast.BasicLit); ok && literal.Kind == token.STRING {
+			text, _ := strconv.Unquote(literal.Value)
+			if words := strings.Fields(text); len(words) >= 3 {
+				b.WriteString(strings.Join(words, " ") + ".\n")
+			}
+		}
+		return true
+	})
+	return b.String()
+}
+
 // document returns the prose of a Markdown text with each paragraph on a line, without code blocks, and the number of its lines
 // that are too long.
 func document(text string) (prose string, wide int) {
@@ -152,6 +175,7 @@ func document(text string) (prose string, wide int) {
 // matches returns how often each habit stands in a text.
 func matches(text string) map[string]int {
 	found := map[string]int{}
+	text = ordinary.ReplaceAllString(text, "")
 	for _, h := range habits {
 		for _, m := range h.pattern.FindAllStringSubmatch(text, -1) {
 			if h.unless != "" && strings.Contains(" "+h.unless+" ", " "+strings.ToLower(m[len(m)-1])+" ") {
@@ -201,6 +225,7 @@ func TestHabits(t *testing.T) {
 		{"Free reports whether a slot is free.", ""},
 		{"A digest is no name.", "is-no"},
 		{"A block that is no longer held.", ""},
+		{"There is no such block.", ""},
 		{"Nobody waits.", "nobody"},
 		{"So many are kept.", "so-many"},
 		{"It waits so long.", "so-many"},

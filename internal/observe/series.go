@@ -126,7 +126,7 @@ func (emit Emit) Index(s kvindex.Stats, warmed int64) {
 		{"index_cleared_total", "Times that a target was cleared.", s.Cleared},
 		{"index_evicted_blocks_total", "Blocks dropped for index.max_bytes.", s.Evicted},
 		{"index_rebuilt_segments_total", "Segments split because most of their blocks were gone.", s.Rebuilt},
-		{"index_warmed_targets", "Targets that a peer's copy brought at the start.", warmed},
+		{"index_warmed_targets", "Targets whose entries came from a peer's copy at the start.", warmed},
 	} {
 		emit(m.name, m.help, float64(m.value))
 	}

@@ -99,7 +99,7 @@ func (s *Source) check() error {
 			return fmt.Errorf("feed: %w", err)
 		}
 		if strings.HasPrefix(e, "tcp://") && strings.HasSuffix(e, ":0") && (!s.Bind || e == s.Replay) {
-			return fmt.Errorf("feed: endpoint %q: nobody listens at port 0", e)
+			return fmt.Errorf("feed: endpoint %q: no engine can listen at port 0", e)
 		}
 	}
 	return nil

@@ -28,7 +28,7 @@ func main() {
 	budget := flag.Int64("max-bytes", 0, "byte budget of the index, 0 for none")
 	profile := flag.String("cpuprofile", "", "write a CPU profile here")
 	var made shape
-	flag.IntVar(&made.depth, "depth", 0, "generate a workload of chains of so many blocks, instead of a file")
+	flag.IntVar(&made.depth, "depth", 0, "generate a workload of chains of this many blocks, instead of a file")
 	flag.IntVar(&made.holders, "holders", 1, "ranks that hold each generated chain")
 	flag.IntVar(&made.ranks, "ranks", 1, "ranks of a generated workload")
 	flag.IntVar(&made.blocks, "blocks", 10_000_000, "holder-blocks of a generated workload")

@@ -131,7 +131,7 @@ func (o *Options) BindFlags(f *flag.FlagSet) {
 	f.DurationVar(&o.Time.P, "step-prefill", 0, "`time` a prefill token")
 	f.DurationVar(&o.Time.B, "step-decode", 0, "`time` a decoding request and step")
 	bounded(f, &o.Time.Budget, "step-tokens", 8192, 1, 1<<24, "`tokens` a step")
-	bounded(f, &o.Time.MaxSeqs, "max-seqs", 256, 1, 1<<16, "`requests` at once on a rank")
+	bounded(f, &o.Time.MaxSeqs, "max-seqs", 256, 1, 1<<16, "`requests` that run concurrently on a rank")
 	f.Float64Var(&o.Time.Scale, "time-scale", 1, "`factor` on every step's time; 0 for none")
 	f.Func("role", "both (default), prefill or decode", func(s string) error { o.Role = Role(s); return nil })
 	f.StringVar(&o.Connector, "connector", "", "prefill/decode `protocol` (default: nixl, bootstrap or trtllm, by engine)")

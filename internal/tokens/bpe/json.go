@@ -48,5 +48,5 @@ func tokenID(raw []byte) (uint32, error) {
 	if id, err := strconv.ParseUint(string(raw), 10, 32); err == nil && id < maxID-1 {
 		return uint32(id), nil
 	}
-	return 0, fmt.Errorf("%w: %.20q is no integer below %d", errJSON, raw, maxID-1)
+	return 0, fmt.Errorf("%w: %.20q is not an integer below %d", errJSON, raw, maxID-1)
 }
