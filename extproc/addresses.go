@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 )
 
-// address is that of a client: an IPv4, or the /64 of an IPv6, of which a client usually has all. 0 is none.
+// address is a client's IPv4 address, or the /64 prefix of its IPv6 address, as a client usually has a whole /64. 0 is none.
 type address uint64
 
 // clientAddress reads the attribute source.address, "ip:port"; anything else, such as the path of a Unix socket, is none.

@@ -153,7 +153,7 @@ func (a *arrival) cost(now time.Time) int64 {
 	return a.size
 }
 
-// give drops a body for others.
+// give drops a body to make room for others, and ends its request.
 func (b *bodies) give(a *arrival) {
 	b.remove(a)
 	b.set(&a.x.held, 0)

@@ -44,7 +44,7 @@ type Index struct {
 	starts   table    // own hash of a segment's first block -> its place
 	names    table    // engine hash -> places of the blocks first stored under it
 	repeated int      // entries in excess of one for each name
-	// These are the constants deferFrom, manyRuns, shortSegment and maxEqual, or less in tests.
+	// These are the constants deferFrom, manyRuns, shortSegment and maxEqual; tests use smaller values.
 	deferFrom, manyRuns, shortSegment, maxEqual int
 	applying                                    Slot // whose maps the caller measures, or MaxSlots
 

@@ -78,7 +78,7 @@ type decision struct {
 	returning float64
 	// oneShot is how much of Cost.OneShot's rule applies, 0 to 1.
 	oneShot float64
-	// unmet is set if the request is held as no target meets Query.TTFT.
+	// unmet is set if the request is held because no target meets Query.TTFT.
 	unmet bool
 	// priced is set if the candidates have costs.
 	priced bool

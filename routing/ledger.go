@@ -58,8 +58,8 @@ type reservation struct {
 	// Lookup and Idle are those of the Query.
 	Lookup bool `json:"lookup,omitempty"`
 	Idle   bool `json:"idle,omitempty"`
-	// conversation is the binding that follows the request if it was served elsewhere. Of is its tenant and its conversation
-	// if it has an id.
+	// conversation is the binding that follows the request if it was served elsewhere. Of is the request's tenant and,
+	// if it has an id, its conversation.
 	conversation Key
 	Of           party `json:"of,omitzero"`
 	// program is the live conversation that the request is a turn of, with Config.KVTokens.

@@ -33,9 +33,9 @@ type Policy struct {
 	Limits Limits `json:"limits" yaml:"limits"`
 	// Returning is how strongly the rule follows s, the observed share of requests that continue a known conversation. The
 	// strength is r = Returning * (4s - 2), kept within 0 and Returning: 0 up to two turns per conversation, and greatest
-	// from four on. A miss costs 1 - r/2 of Cost.Miss. FirstTurn counts 1 - r of a new conversation's misses and of Slack,
-	// and its MaxOverlap is at least 2r. There r is multiplied by 4*computes/shares if that is below 1: the tokens that a
-	// conversation is expected to compute, and those of its first prompt that a target has cached. 0 to 1.
+	// from four on. A miss costs 1 - r/2 of Cost.Miss. In the FirstTurn stage misses and Slack count 1 - r, MaxOverlap is
+	// at least 2r, and r is first multiplied by 4*computes/shares if that is below 1: computes is the tokens that a
+	// conversation is expected to compute, shares those of its first prompt that a target has cached. 0 to 1.
 	Returning float64 `json:"returning" yaml:"returning"`
 	// PinOverflow ignores a pin whose target is full.
 	PinOverflow bool `json:"pin_overflow" yaml:"pin_overflow"`

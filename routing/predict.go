@@ -203,8 +203,8 @@ func (t *target) forecast(now time.Duration, b *busiest, s steps, miss, prompt, 
 	return w
 }
 
-// busiest is when the longest step of a worker's ranks ends, and the most seconds that wait for a step to end. A rank
-// may be compared with a maximum that includes itself: it is not busier than itself.
+// busiest is when the longest step of a worker's ranks ends, and the most seconds that wait for a step to end. The
+// maximum may include the rank that is compared with it: the two are then equal, which changes nothing.
 type busiest struct {
 	worker int32
 	ends   time.Duration

@@ -92,7 +92,7 @@ type health struct {
 	// Requests booked before that were overtaken: their wait says nothing about the target.
 	Heard    time.Duration `json:"heard,omitempty"`
 	Answered time.Duration `json:"answered,omitempty"`
-	// GivenUp is the longest waits since then that ended without a first token.
+	// GivenUp holds the longest waits since then that ended without a first token.
 	GivenUp waits `json:"given_up,omitzero"`
 	// Failures counts failed answers in a row, Broken those in a row that the engine broke off.
 	Failures int32 `json:"failures,omitempty"`

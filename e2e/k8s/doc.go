@@ -1,8 +1,8 @@
 // Package k8s holds the tests on a real Kubernetes API server, with a real istiod
 // and real Envoys, without containers.
 //
-// The test process makes itself a world of its own: a network, mount and PID
-// namespace, in which it starts etcd, the API server, the controller manager and
+// The test process creates its own network, mount and PID
+// namespaces, in which it starts etcd, the API server, the controller manager and
 // istiod. It then plays kubelet, scheduler, kube-proxy, load balancer and DNS
 // (node): each pod gets a network namespace with an address and runs what its
 // image stands for: the kvlane binary in a file system of its own and as the user

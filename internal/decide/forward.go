@@ -59,7 +59,7 @@ func (w *work) decision(p *placed) (extproc.Decision, *ticket) {
 	return out, t
 }
 
-// routed counts and logs a decision; it undoes one for whose headers the request leaves no room, which is an error.
+// routed counts and logs a decision. If the decision's headers do not fit in the request, it undoes the decision and fails.
 func (w *work) routed(p *placed, out extproc.Decision, t *ticket) (extproc.Decision, error) {
 	d, e, plan := w.d, p.decode, &p.plan
 	if !w.r.Fits(&out) {

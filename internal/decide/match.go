@@ -174,8 +174,8 @@ func adapter(in *input) string {
 	return in.model.Tokens.Adapter(in.body)
 }
 
-// salt separates this request's blocks from others'. SGLang's extra_key does so in the engine but does not appear in
-// its events: with one, only prompts sent with the same one match.
+// salt separates this request's blocks from others'. SGLang's extra_key separates them in the engine but is not in its
+// events: a prompt with an extra_key matches only prompts that Kvlane sent with the same one.
 func salt(req *body.Request, salt string) string {
 	if extra := req.Raw(body.FieldExtraKey); len(extra) > 0 && extra[0] != 'n' {
 		return "extra_key\x00" + string(extra) + "\x00" + salt

@@ -74,8 +74,8 @@ const shortID = 24
 var named = []string{"transfer_params", "disaggregated_", "bootstrap_", "encoder_urls", "_mm_inputs", "num_items_", "kv_hints", "worker_ipc", "vllm_xargs", "cache_report_mode"}
 
 // MayName reports whether a body that cannot be parsed, or is incomplete, might have one of these parameters: a key
-// with such a name, or a request id with an address. A name inside a text counts in UTF-16 only, where texts look like
-// keys.
+// with such a name, or a request id with an address. In UTF-16 a name inside a string
+// counts, too, because keys cannot be told from strings there.
 func MayName(raw []byte) bool {
 	ownID := body.FieldRID.String()
 	has := func(text []byte) bool {

@@ -10,8 +10,8 @@ import (
 // for a transfer that never comes, with NIXL for minutes. So what the leg's edits replace must be valid as it is. What
 // only some engines accept, such as the number "5" as text, counts as not valid.
 
-// begins holds the first bytes of valid values, for every field that only a prefill leg edits: of integers the digits
-// (a limit is not 0), of null an n. A field that is not listed must be absent. Sources: the request classes of vLLM
+// begins holds, for every field that only a prefill leg edits, the bytes that a valid value may begin with: a digit for
+// integers (not 0 for a limit), n for null. A field that is not listed must be absent. Sources: the request classes of vLLM
 // 0.33, SGLang 0.5.23 and TensorRT-LLM. The tokenizer has checked more of what belongs to LMCache's prompts.
 var begins = map[string]string{
 	"max_tokens": "n123456789", "max_completion_tokens": "n123456789", "max_output_tokens": "n123456789",

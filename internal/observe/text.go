@@ -53,7 +53,7 @@ func Printable(text string) string {
 	return b.String()
 }
 
-// Certificate adds to an error about a certificate what to correct. Other protocols' clients forward such errors as text.
+// Certificate appends advice to a certificate error. Other protocols' clients forward such errors as text.
 func Certificate(err error, correct string) error {
 	if err == nil || !strings.Contains(err.Error(), "x509: ") {
 		return err

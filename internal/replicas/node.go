@@ -505,7 +505,7 @@ func (n *Node) Collect(emit observe.Emit) {
 	emit.Warnings(n.Warnings())
 	s := n.State()
 	emit("replicas", "Replicas of the fleet that this one shares with, itself included.", float64(len(s.Peers)+1))
-	emit("replicas_connected", "1 if NATS takes messages.", observe.Gauge(s.Connected))
+	emit("replicas_connected", "1 if this replica is connected to NATS.", observe.Gauge(s.Connected))
 	emit("replicas_sent_total", "Messages sent to other replicas.", float64(s.Stats.Sent-min(s.Unsent, s.Stats.Sent)))
 	emit("replicas_sent_bytes_total", "Bytes of messages sent to other replicas.", float64(s.SentBytes))
 	emit("replicas_unsent_total", "Messages that NATS did not take.", float64(s.Unsent))

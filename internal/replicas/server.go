@@ -222,7 +222,7 @@ func (s *natsServer) own(address string) bool {
 	})
 }
 
-// follow updates the routes when their names resolve to other addresses, and probes, until ctx ends.
+// follow updates the routes when their names resolve to other addresses, and probes routes, until ctx ends.
 func (s *natsServer) follow(ctx context.Context) {
 	tick, probe := time.NewTicker(resolveEvery), time.NewTicker(probeEvery)
 	defer tick.Stop()

@@ -106,7 +106,7 @@ type trouble struct {
 	logged time.Time
 }
 
-// source records that a source could not be read (text, err) or, with a nil error, that it could. It logs the first of
+// source records that a source could not be read, with err and a text for the log, or that it was read (nil). It logs the first of
 // several failures in a row, then at most one per minute.
 func (r *Registry) source(name, text string, err error) {
 	r.mu.Lock()

@@ -16,7 +16,7 @@ type fleetChange struct{ Lost, Added, Hung float64 }
 // patience is the seconds that a client waits for a hung worker.
 const patience = 10
 
-// engine is the engine of a rank: Slow workers, the last ones, take twice as long.
+// engine returns the engine of a rank. The last Slow workers take twice as long.
 func (f *Fleet) engine(rank int) *Engine {
 	e := f.Engine
 	if rank/f.Ranks >= f.Workers-f.Slow {
@@ -89,7 +89,7 @@ func (s *simulation) changeFleet(next float64) (bool, error) {
 	return true, nil
 }
 
-// hang stops the last worker. Since patience later it is called again every second, for the clients that give up.
+// hang stops the last worker. It is called again after patience and then every second, for the clients that have given up.
 func (s *simulation) hang() {
 	s.fleet.Change.Hung++
 	for n := s.ranks() - s.fleet.Ranks; n < s.ranks(); n++ {

@@ -70,8 +70,8 @@ type block struct {
 // job is a request on a rank.
 type job struct {
 	*record
-	// hit is what was cached at its first admission, cached at its last, and done the tokens that need not be computed
-	// any more.
+	// hit is the tokens that were cached at its first admission, cached those at its last, and done the tokens that are
+	// cached or computed.
 	hit, cached, done int
 	// prefillLeg ends with the first token; handover arrives with its KV cache.
 	prefillLeg, handover bool

@@ -61,8 +61,8 @@ const sloTTFT, sloITL = 2.0, 0.1
 
 // peerState is what the modelled routers remember.
 type peerState struct {
-	// sent is the uncached tokens ever sent to each rank, the size of a prefix tree that
-	// never shrinks. recent is seconds of work, decaying over Preble's window.
+	// sent is the uncached tokens ever sent to each rank: the size of its tree of prefixes, from which nothing is removed.
+	// recent is the seconds of work sent to each rank, decaying over Preble's window.
 	sent, recent []float64
 	recentAt     float64
 	// uses counts requests by the prefixes that they have.

@@ -23,7 +23,7 @@ func EachItem(raw []byte, each func(item []byte)) {
 	}
 }
 
-// FirstItem returns the first element of raw, a checked JSON array, nil if it is empty. Any other JSON value it returns as it is.
+// FirstItem returns the first element of raw, a checked JSON array, nil if it is empty. It returns any other JSON value unchanged.
 func FirstItem(raw []byte) (item []byte) {
 	if len(raw) == 0 || raw[0] != '[' {
 		return raw

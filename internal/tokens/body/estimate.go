@@ -25,9 +25,9 @@ func (a API) EstimateTokens(raw []byte) int64 {
 }
 
 // EstimateTokens estimates the number of prompt tokens without tokenizing: a quarter of the characters (not bytes) of a
-// text, or the exact number of ids. Of messages the calls of tools and other members count as written, too, and so do
-// further fields that hold a prompt; images and other parts without text count as zero. Of a request without a prompt
-// the texts to compare count.
+// text, or the exact number of ids. Tool calls and other members of messages, and further fields that hold a prompt, count
+// by the characters of their JSON; images and other parts without text count as zero. For a request without a prompt the
+// texts to compare are counted.
 func (r *Request) EstimateTokens() int64 {
 	const idBytes = 16 // in base64, of three ids with 4 bytes each
 	return r.estimatePrompt() + quarter(len(r.Get("previous_input_messages"))) + int64(len(r.Get("prompt_token_ids_b64")))*3/idBytes

@@ -144,7 +144,7 @@ func (m *charsmap) extenders(wanted *watch, s string, i, n int) int {
 	return at - i - n
 }
 
-// standsAlone reports whether a character of up to three bytes is a control of the segmentation, which nothing extends.
+// standsAlone reports whether a character of up to three bytes is a control character of grapheme segmentation, to which no mark attaches.
 func standsAlone(r rune) bool {
 	switch {
 	case r < ' ', r >= 0x7f && r < 0xa0, r == 0xad, r == 0x61c, r == 0x180e, r == 0x200b, r == 0x200e, r == 0x200f, r >= 0x2028 && r <= 0x202e,

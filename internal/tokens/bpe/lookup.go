@@ -41,7 +41,7 @@ var keyMasks = func() (m [frontSize + 1][2]uint64) {
 	return m
 }()
 
-// pack writes ids, which must fit, and their number to all.
+// pack overwrites all with the number of ids and the ids, which must fit.
 func pack(all []uint64, ids []uint32) {
 	clear(all)
 	all[0] = uint64(len(ids)) << countAt

@@ -10,8 +10,8 @@ import (
 // themselves, and repeat where the word does not. This pays because a word of Chinese text is a whole clause, and one
 // of a SentencePiece model includes punctuation.
 //
-// A merge across a place makes a token that contains the byte on either side of it. If the token contains both
-// characters whole, their pair is in ascii or in filter. If it contains only a part of one, as byte-level tokens may,
+// A merge across a cut makes a token that contains the last byte before it and the first one after it. If the token
+// contains both characters whole, their pair is in ascii or in filter. If it contains only a part of one, as byte-level tokens may,
 // the pair of bytes is in split. False positives of the filter cost only time.
 type adjacency struct {
 	ascii  [128][2]uint64

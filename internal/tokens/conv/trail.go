@@ -18,8 +18,8 @@ type trail struct {
 	readers int // callers between follow and leave
 }
 
-// mark is an offset up to which another text may share this one's results: in a chat the end of a
-// message, in a prompt the end of a special token that is recognized whatever text follows.
+// mark is an offset: another text that is equal up to it may use the results of this one up to there. In a chat it is the
+// end of a message, in a prompt the end of a special token that is recognized whatever text follows.
 type mark struct {
 	end int // offset in the text
 	at  int // of a chat: where the message begins; of a prompt: the number of ids before end

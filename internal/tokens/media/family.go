@@ -398,7 +398,7 @@ func llama4(m *modelConfig, p *processorConfig, id func(string) (uint32, bool)) 
 	}}, nil
 }
 
-// canvas is transformers' get_best_fit of Llama 4, in tiles. Scales have 32 bits there.
+// canvas is transformers' get_best_fit of Llama 4, in tiles. Its scale factors are float32.
 func canvas(width, height, tile, most int, largest bool) (columns, rows int) {
 	var best float32
 	for c := 1; c <= most; c++ {

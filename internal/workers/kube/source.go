@@ -84,8 +84,8 @@ type pool struct {
 	known   map[endpoint]described
 }
 
-// described is what describe returned for an endpoint, valid for this state of the pod, these
-// facts and this place of its port.
+// described caches a result of describe. It is valid while the pod, the engine's facts and the
+// index of the port are unchanged.
 type described struct {
 	pod   *Pod
 	facts *workers.Facts
