@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -10,7 +11,9 @@ import (
 // `make bench` puts the real Envoy before Kvlane and before the floor: both get requests, and answer them.
 func TestTheLoadBenchRuns(t *testing.T) {
 	bench := filepath.Join(t.TempDir(), "bench")
-	if out, err := exec.Command("go", "build", "-o", bench, "../internal/lab/bench").CombinedOutput(); err != nil {
+	build := exec.Command("go", "build", "-o", bench, "../internal/lab/bench")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build` has it: with cgo most packages would be compiled once more
+	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	out, err := exec.CommandContext(t.Context(), bench, "-kvlane", kvlaneBinary, "-envoy", envoyBinary, "-length", "100ms", "-only", "prose and code, 2k").CombinedOutput()
