@@ -243,6 +243,7 @@ drain: 2s
 	}
 	t.Cleanup(func() { b.envoy.Stop() })
 	t.Cleanup(func() {
+		b.noRaces()
 		if t.Failed() {
 			for _, f := range []string{"kvlane.log", "envoy.log"} {
 				text, _ := os.ReadFile(b.file(f))
@@ -359,6 +360,24 @@ func (b *bed) startKvlane() {
 		b.idle = b.goroutines()
 		return !slices.ContainsFunc(slices.Collect(maps.Keys(b.idle)), func(kind string) bool { return strings.HasPrefix(kind, "sync.") })
 	})
+}
+
+// noRaces looks for reports of the race detector in the logs: a process that is killed does not tell by its exit code.
+func (b *bed) noRaces() {
+	b.t.Helper()
+	logs, err := filepath.Glob(b.file("*.log"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, log := range logs {
+		text, err := os.ReadFile(log)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		if at := bytes.Index(text, []byte("WARNING: DATA RACE")); at >= 0 {
+			b.t.Errorf("%s: %.4000s", filepath.Base(log), text[at:])
+		}
+	}
 }
 
 // stopKvlane sends a signal to the process and waits for its end.
