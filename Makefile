@@ -104,7 +104,8 @@ test-e2e: envoy $(GOTESTSUM) ## The part of it in ./e2e
 
 # `make lint` runs the whole of vet, tests included. The tests of ./e2e run alone. gotestsum lists what was skipped and why.
 # All have the same flags for compress/flate: with others, all that depends on it would be compiled again.
-RACE       := CGO_ENABLED=1
+# A program under the race detector waits for a second before it ends, unless GORACE says otherwise; the tests end hundreds of them.
+RACE       := CGO_ENABLED=1 GORACE=atexit_sleep_ms=0
 RACE_FLAGS := -race -vet=off -gcflags=compress/flate=-race=false
 # Under the race detector a tokenizer takes 6 s of processor time to load, and without it in these packages 1 s. Most tests load
 # one. The tests of bpe and body themselves run under the detector.
