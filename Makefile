@@ -84,17 +84,18 @@ $(ENVOY_WHEEL):
 PROCESSES := cmd/.* e2e/.* envoy extproc internal/decide internal/fleet internal/lab/.* internal/peers internal/replicas internal/workers.* kvindex/feed.*
 RERUNS    := out/reruns
 RERUN      = --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-abort-on-data-race --rerun-fails-report=$(RERUNS)/$(1)
-packages   = "$$(go list ./... | sed -n 's,^github.com/kvlane/kvlane/,./,p' | grep -Ev '^./(e2e|internal/(layout|tokens/(bpe|body)))$$' | grep -Ex $(1) './($(subst $() ,|,$(PROCESSES)))' | xargs)"
+packages   = "$$(go list ./... | sed -n 's,^github.com/kvlane/kvlane/,./,p' | grep -Ev '^./(e2e|routing|internal/(config|layout|tokens/(bpe|body|jinja)))$$' | grep -Ex $(1) './($(subst $() ,|,$(PROCESSES)))' | xargs)"
 
 .PHONY: test test-unit test-e2e
-test: test-unit test-e2e ## Passes everything: unit, property and story tests, race detector, end to end on the real Envoy
+test: test-unit test-e2e ## Passes everything: unit, property and story tests, the race detector where goroutines share, end to end on the real Envoy
 
 test-unit: envoy $(GOTESTSUM) ## The part of it without ./e2e
 	@mkdir -p $(RERUNS); rm -f $(RERUNS)/cost $(RERUNS)/processes
 	$(GOTESTSUM) --packages './internal/tokens/bpe ./internal/lab/replay ./internal/replicas ./kvindex' -- -vet=off -run '^($(SERIAL)|$(LONE)|$(INDEX))$$'
 	$(GOTESTSUM) $(call RERUN,cost) --packages './internal/decide ./internal/tokens/bpe' -- -vet=off -run '^Test((The)?CostOf|MemoryOfADecision$$|$(TIMED)$$)'
-	$(GOTESTSUM) --packages './internal/lab/simulate ./internal/layout' -- -vet=off
+	$(GOTESTSUM) --packages './internal/lab/simulate ./internal/layout ./internal/config ./internal/tokens/jinja ./routing' -- -vet=off
 	$(RACE) $(GOTESTSUM) --packages './internal/tokens/bpe ./internal/tokens/body' -- $(RACE_FLAGS) -skip '^($(SERIAL))$$' -timeout 20m
+	$(RACE) $(GOTESTSUM) --packages ./internal/tokens/jinja -- $(RACE_FLAGS) $(UNRACED) -run '^TestConcurrentRendering$$'
 	$(RACE) $(GOTESTSUM) --packages $(call packages,-v) -- $(RACE_FLAGS) $(UNRACED) -skip '^($(INDEX))$$' -timeout 20m
 	$(RACE) $(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- $(RACE_FLAGS) $(UNRACED) -skip '^($(LONE))$$' -timeout 20m
 
@@ -112,13 +113,15 @@ RACE_FLAGS := -race -vet=off -gcflags=compress/flate=-race=false
 UNRACED := $(foreach p,bpe body,-gcflags=github.com/kvlane/kvlane/internal/tokens/$(p)=-race=false)
 
 # TestCostOf* compare processor time and TestMemoryOfADecision allocations, which the race detector distorts: they run without it.
-# The simulation runs without it, and a few of its seeds with it. LONE are simulations of one goroutine each, and a test of 100,000 stored bindings.
+# The simulation runs without it, and a few of its seeds with it. So do routing, internal/config and internal/tokens/jinja, which
+# start no goroutine: of their tests only TestConcurrentRendering has several, and runs under it, as do all packages that use these.
+# LONE are simulations of one goroutine each, and a test of 100,000 stored bindings.
 LONE := TestGauntletBound|TestFleetChanges|TestReplicasSpreadAsOne|TestBindingsSurviveTheKillOfAllReplicas|TestPredictionsAndTargets|TestReplicasWithoutDelayAreOne|TestConversationsThatBegin(Together|AllTheTime)
 # Comparisons of the tokenizer with much text, in one goroutine: the race detector makes them ten to twenty times slower and can
 # find nothing in them. They run once, without it; the other tests of the package encode under it, concurrently too.
 # TIMED measure processor time.
 TIMED := (PassesWithoutAStopAreShort|NestedPiecesLoadInTime|ManyAddedTokensLoadInLinearTime)
-SERIAL := TestTokens|TestHostileText|TestEncodeAfterACut|TestEncodeAllocates|TestMergesAgree|TestPartsAreSafe|TestWindows|TestWordCaches|TestGolden|TestEveryCodePointComesBack|TestOneHugeWordTakesBoundedMemory|TestMinTokensIsALowerBound|TestCutsAreSafe|TestRawCutsAreSafe|TestForeignGolden
+SERIAL := TestAStopEndsTheWork|TestMemoTakesRawText|TestShapesGolden|TestPairsThatMeetAreRefused|TestKnownWordsKeepTheBestPath|TestTokens|TestHostileText|TestEncodeAfterACut|TestEncodeAllocates|TestMergesAgree|TestPartsAreSafe|TestWindows|TestWordCaches|TestGolden|TestEveryCodePointComesBack|TestOneHugeWordTakesBoundedMemory|TestMinTokensIsALowerBound|TestCutsAreSafe|TestRawCutsAreSafe|TestForeignGolden
 # Histories, sizes and costs of the index in one goroutine, nine tenths of its package's time under the detector, which can find
 # nothing in them. The index itself starts no goroutine; the tests of concurrent readers, writers and drops run under it.
 INDEX := TestCostOfUnknownNamesOfWindows|TestCostOfWindowsThatDiffer|TestWindowsAgainstModel|TestWindowsNeverOverCreditWithinABudget|TestHistoriesAgainstModel|TestBudgetNeverOverCredits|TestMillionFirstBlocksAndMemoryAfterwards|TestMemoryOfWindows|TestChainsOfEveryLength|TestChurnAtCapacityDoesNotGrow
