@@ -97,7 +97,7 @@ test-unit: envoy $(GOTESTSUM) ## The part of it without ./e2e
 	$(RACE) $(GOTESTSUM) --packages './internal/tokens/bpe ./internal/tokens/body' -- $(RACE_FLAGS) -skip '^($(SERIAL))$$' -timeout 20m
 	$(RACE) $(GOTESTSUM) --packages ./internal/tokens/jinja -- $(RACE_FLAGS) $(UNRACED) -run '^TestConcurrentRendering$$'
 	$(RACE) $(GOTESTSUM) --packages $(call packages,-v) -- $(RACE_FLAGS) $(UNRACED) -skip '^($(INDEX))$$' -timeout 20m
-	$(RACE) $(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- $(RACE_FLAGS) $(UNRACED) -skip '^($(LONE))$$' -timeout 20m
+	$(RACE) $(GOTESTSUM) $(call RERUN,processes) --packages $(call packages,) -- -p 3 $(RACE_FLAGS) $(UNRACED) -skip '^($(LONE))$$' -timeout 20m
 
 test-e2e: envoy $(GOTESTSUM) ## The part of it in ./e2e
 	@mkdir -p $(RERUNS); rm -f $(RERUNS)/e2e
