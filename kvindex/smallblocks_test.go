@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// slowPages says which index blocks a target with pages of one token holds, by the rules in pages.go and nothing else. A page
+// slowPages says which index blocks a target with pages of one token holds, by the rules in smallblocks.go and nothing else. A page
 // is the prefix that it ends.
 type slowPages struct {
 	block  int

@@ -87,9 +87,6 @@ func (d *Disagg) checkRule(prefix string, ps *problems) {
 	})
 }
 
-// EstimateTokens estimates the number of tokens of a prompt from its code points, for prompts that cannot be tokenized.
-func EstimateTokens(chars int) int64 { return int64(chars / 4) }
-
 // wanted reports whether the rules that consider only the decode target ask for a prefill worker.
 func (d *Disagg) wanted(prompt int64, decode *candidate) bool {
 	switch d.Mode {

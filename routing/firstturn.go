@@ -7,54 +7,6 @@ import (
 	"sort"
 )
 
-// fairShare drops targets at the cap. It returns false if none is left.
-func (d *decision) fairShare() bool {
-	p := &d.req.policy.Cap
-	if d.q.Lookup {
-		return true
-	}
-	d.softCap = math.MaxInt64
-	if p.FairShare {
-		total, busiest := int64(1), int64(0) // this request counts
-		for i := range d.cands {
-			total += d.cands[i].active
-			busiest = max(busiest, d.cands[i].active)
-		}
-		d.softCap = fairShareCap(p.Multiplier, total, int64(len(d.cands)), busiest)
-	}
-	if p.Hard > 0 {
-		d.softCap = min(d.softCap, p.Hard)
-	}
-	if d.softCap == math.MaxInt64 {
-		return true
-	}
-	if p.Overflow && !d.some(func(c *candidate) bool { return c.active < d.softCap }) {
-		// Only the least loaded targets remain; the cost decides between them.
-		least := slices.MinFunc(d.cands, func(a, b candidate) int { return cmp.Compare(a.active, b.active) })
-		d.softCap = least.active + 1
-		d.ex.sayf("cap", "all targets are at the cap: the least loaded serve")
-	}
-	d.keep("cap", ReasonCap, func(c *candidate) bool { return c.active < d.softCap })
-	d.ex.sayf("cap", "%d requests: %d targets below", d.softCap, len(d.cands))
-	if d.counts[ReasonCap] > 0 {
-		d.findBestOverlap()
-	}
-	return len(d.cands) > 0
-}
-
-// findBestOverlap sets bestOverlap after candidates were dropped.
-func (d *decision) findBestOverlap() {
-	d.bestOverlap = 0
-	for i := range d.cands {
-		d.bestOverlap = max(d.bestOverlap, d.cands[i].overlap)
-	}
-}
-
-// fairShareCap rounds up twice: a fair share of 1 with multiplier 1.5 is 2. The cap is never below the busiest target.
-func fairShareCap(multiplier float64, total, targets, busiest int64) int64 {
-	return max(int64(math.Ceil(multiplier*float64(ceilDiv(total, targets)))), busiest)
-}
-
 // warmUp takes the first target that never got a request.
 func (d *decision) warmUp() bool {
 	if !d.req.policy.WarmUp || d.pin != nil {

@@ -269,14 +269,6 @@ func TestTiesAreDrawnEvenlyByRequest(t *testing.T) {
 	}
 }
 
-func TestEstimateTokens(t *testing.T) {
-	for chars, want := range map[int]int64{400: 100, 2000: 500, 3999: 999, 0: 0} {
-		if got := EstimateTokens(chars); got != want {
-			t.Errorf("%d characters: got %d tokens, want %d", chars, got, want)
-		}
-	}
-}
-
 func TestPrefixBlocksAreChained(t *testing.T) {
 	tokens := make([]uint32, 10)
 	for i := range tokens {

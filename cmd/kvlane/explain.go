@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	stdio "io"
-	"net"
 	"net/url"
 	"os"
 	"reflect"
@@ -77,17 +76,6 @@ func runExplain(ctx context.Context, io streams, args []string) error {
 	}
 	_, err = io.out.Write(body)
 	return err
-}
-
-// adminURL returns the URL of the admin port from its address or URL.
-func adminURL(address string) string {
-	if !strings.Contains(address, "://") {
-		if _, _, err := net.SplitHostPort(address); err != nil {
-			address = net.JoinHostPort(strings.Trim(address, "[]"), "9090")
-		}
-		address = "http://" + address
-	}
-	return strings.TrimRight(address, "/")
 }
 
 // rerunDecision runs a recorded decision again: the same state and request give the same decision.

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85526
+	totalLimit = 85532
 	totalGoal  = 62000
 )
 
@@ -38,7 +38,7 @@ var rooms = []struct {
 	// 68 for engines that fragment chains at the cost of all (kvindex).
 	// 31 for the room of batches that wait for replays, which took 9 MiB for each rank (kvindex/feed/machine.go).
 	// 23 for the states of feeds, which do not wait for events that are applied (kvindex/feed/applier.go).
-	// 127 for what prefill legs replace, which must be valid as it is: refused requests filled a prefill engine (disagg/unclear.go).
+	// 127 for what prefill legs replace, which must be valid as it is: refused requests filled a prefill engine (disagg/valid.go).
 	// 119 for the share of places that a tenant may hold: long answers of one kept the others out (routing/tenants.go).
 	// 9 for the bytes of bodies that large ones leave to small ones (extproc/bodies.go).
 	// 73 for waits by conversation and tenant: slow requests of one client made half of a fleet suspect (routing/suspect.go).
@@ -46,7 +46,7 @@ var rooms = []struct {
 	// 18 for the pace at which waiting requests get places: Retry-After was mostly 1 s (routing/queue.go); 3 of decide.
 	// 25 for the list of tenants that wait, which nothing showed (routing/queue.go), with 24, 9 and 3 of decide, observe, rim.
 	// 10 for lines that had been joined to fit the limit, and 3 of decide.
-	{"heart", 22998, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 22997, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	// 80 for what the parts of a template cost: a request's template ignored the deadline, or ended the process (jinja/machine.go).
 	// 20 for a bound of a folder's templates together (bpe/config.go).
 	// 11 for the pace of comparisons, which each connection to an event port started (shape/checker.go).
@@ -68,11 +68,12 @@ var rooms = []struct {
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	// 23 for settings of flow in policies, and for errors that name the policies and families that there are.
 	// 63 for agents and chat as workloads of scenarios, a worker that hangs, and skewed conversations whose engines decode.
-	{"lab", 11723, 11700, []string{"internal/lab"}},
+	{"lab", 11721, 11700, []string{"internal/lab"}},
 	// 37 for warnings of keys without effect, which a new user had set (config/flow.go).
 	// 31 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go), and for its texts, which filled the log.
 	// 36 for a bound of a repository's files together, and for files that killed downloads left (internal/hub/download.go).
-	{"rim", 9365, 6000, []string{
+	// 10 for the client of the admin port in a file of its own (cmd/kvlane/adminclient.go).
+	{"rim", 9375, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

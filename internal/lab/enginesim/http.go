@@ -1,7 +1,11 @@
 package enginesim
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -202,4 +206,59 @@ func (s *service) tokenize(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	writeJSON(w, http.StatusOK, object{"count": len(ids), "max_model_len": s.opts.MaxModelLen, "tokens": append([]uint32{}, ids...)})
+}
+
+// countTokens is Anthropic's count_tokens.
+func (s *service) countTokens(w http.ResponseWriter, r *http.Request) {
+	raw, _, err := s.readBody(r)
+	var ids []uint32
+	if err == nil {
+		ids, err = s.opts.Tokenizer.prompt(s.opts.Engine, body.Messages, placeholders(raw))
+	}
+	if err != nil {
+		s.writeError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, object{"input_tokens": len(ids)})
+}
+
+// embeddingSize is the length of the vectors that embeddings answers.
+const embeddingSize = 8
+
+// embeddings answers vectors that are hashes of the tokens. It takes no time and leaves no blocks in the cache.
+func (s *service) embeddings(w http.ResponseWriter, r *http.Request) {
+	raw, b, err := s.readBody(r)
+	var in struct {
+		Input  json.RawMessage `json:"input"`
+		Format string          `json:"encoding_format"`
+	}
+	var prompts [][]uint32
+	if err == nil {
+		if err = json.Unmarshal(raw, &in); err == nil {
+			prompts, err = s.opts.Tokenizer.prompts(s.opts.Engine, body.Embeddings, raw, in.Input, true)
+		}
+	}
+	if err != nil {
+		s.writeError(w, err)
+		return
+	}
+	data, total := []any{}, 0
+	for i, ids := range prompts {
+		total += len(ids)
+		hash := sha256.Sum256(fmt.Append(nil, ids))
+		vector := make([]float32, embeddingSize)
+		for j := range vector {
+			vector[j] = float32(hash[j])/128 - 1
+		}
+		var value any = vector
+		if in.Format == "base64" {
+			packed, _ := binary.Append(nil, binary.LittleEndian, vector) // numbers have a size
+			value = base64.StdEncoding.EncodeToString(packed)
+		}
+		data = append(data, object{"object": "embedding", "index": i, "embedding": value})
+	}
+	writeJSON(w, http.StatusOK, object{
+		"id": "embd-" + randomHex(16), "object": "list", "model": (&call{service: s, body: b}).modelName(), "data": data,
+		"usage": object{"prompt_tokens": total, "total_tokens": total, "completion_tokens": 0},
+	})
 }

@@ -1,11 +1,14 @@
 package enginesim
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -157,4 +160,35 @@ func (t *Tokenizer) givenIDs(raw json.RawMessage) ([][]uint32, error) {
 		}
 	}
 	return [][]uint32{ids}, nil
+}
+
+// placeholders replaces images in messages by text that has the images' hashes: the simulated engines know no vision model.
+// Everything else keeps its bytes.
+func placeholders(raw []byte) []byte {
+	if !bytes.Contains(raw, []byte(`"image`)) {
+		return raw
+	}
+	var top map[string]json.RawMessage
+	var messages []map[string]json.RawMessage
+	if json.Unmarshal(raw, &top) != nil || json.Unmarshal(top["messages"], &messages) != nil {
+		return raw
+	}
+	for _, m := range messages {
+		var parts []json.RawMessage
+		if json.Unmarshal(m["content"], &parts) != nil {
+			continue
+		}
+		for i, part := range parts {
+			var p struct {
+				Type string `json:"type"`
+			}
+			if json.Unmarshal(part, &p) == nil && slices.Contains([]string{"image_url", "image", "input_image"}, p.Type) {
+				parts[i], _ = json.Marshal(object{"type": "text", "text": fmt.Sprintf("<|vision_start|>%.16x<|vision_end|>", sha256.Sum256(part))}) //nolint:errchkjson // plain values
+			}
+		}
+		m["content"], _ = json.Marshal(parts) //nolint:errchkjson // was parsed
+	}
+	top["messages"], _ = json.Marshal(messages) //nolint:errchkjson // was parsed
+	out, _ := json.Marshal(top)                 //nolint:errchkjson // was parsed
+	return out
 }
