@@ -45,7 +45,7 @@ func (a *accessLog) entry(e *accesslogv3.HTTPAccessLogEntry) {
 	o := outcomeOf(e)
 	f := a.srv.tracker.find(a.srv.tracker.hash(id), o.Upstream != "") // others Envoy may have ended before it asked anyone
 	// A refusal before an upstream was chosen does not count: the flight may belong to another request with the same id.
-	refused := o.Upstream == "" && (o.Status/100 == 4 || strings.HasPrefix(o.Details, "kvlane_"))
+	refused := o.Upstream == "" && (o.Status/100 == 4 || strings.HasPrefix(o.Details, a.srv.opts.Name+"_"))
 	if f != nil && !refused && f.setOutcome(o) {
 		a.srv.tracker.remove(f)
 	}

@@ -30,7 +30,7 @@ func fromAddress(source string, mode filterv3.ProcessingMode_BodySendMode) *epv3
 // and those whose address is not known, do not count.
 func TestOpenRequestsOfAnAddressAreBounded(t *testing.T) {
 	const most = 2
-	b := newBed(t, Options{MaxPerAddress: most}, &recorder{})
+	b := newBed(t, Options{Name: "product", MaxPerAddress: most}, &recorder{})
 	counted := func() (n int64) {
 		b.srv.clients.mu.Lock()
 		defer b.srv.clients.mu.Unlock()
@@ -57,7 +57,7 @@ func TestOpenRequestsOfAnAddressAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		i := r.GetImmediateResponse()
-		if i != nil && (!strings.Contains(i.GetDetails(), "kvlane_too_many_requests") || !strings.Contains(i.GetHeaders().String(), "retry-after")) {
+		if i != nil && (!strings.Contains(i.GetDetails(), "product_too_many_requests") || !strings.Contains(i.GetHeaders().String(), "retry-after")) {
 			t.Errorf("got %v, want Retry-After and the reason", i)
 		}
 		return int(i.GetStatus().GetCode()), end

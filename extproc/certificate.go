@@ -19,13 +19,13 @@ import (
 const selfSignedFor = 10 * 365 * 24 * time.Hour
 
 // TLSConfig returns a server configuration for HTTP/2 with the certificate of the two PEM files. The files are read
-// again when one of them has changed; without file names a self-signed certificate is generated. TLS 1.2 is allowed
-// because Envoy's client uses it by default. TLSConfig fails if the files cannot be read; if a later read fails, the
-// last good certificate stays in use.
-func TLSConfig(certFile, keyFile string) (*tls.Config, error) {
+// again when one of them has changed; without file names a self-signed certificate for names and localhost is generated.
+// TLS 1.2 is allowed because Envoy's client uses it by default. TLSConfig fails if the files cannot be read; if a later
+// read fails, the last good certificate stays in use.
+func TLSConfig(certFile, keyFile string, names ...string) (*tls.Config, error) {
 	var get func() *tls.Certificate
 	if certFile == "" && keyFile == "" {
-		cert, err := selfSigned(time.Now())
+		cert, err := selfSigned(time.Now(), names...)
 		if err != nil {
 			return nil, fmt.Errorf("make a self-signed certificate: %w", err)
 		}
@@ -47,7 +47,7 @@ func TLSConfig(certFile, keyFile string) (*tls.Config, error) {
 	}, nil
 }
 
-func selfSigned(now time.Time) (*tls.Certificate, error) {
+func selfSigned(now time.Time, names ...string) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
@@ -56,14 +56,15 @@ func selfSigned(now time.Time) (*tls.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
+	names = append(names, "localhost")
 	tmpl := &x509.Certificate{
 		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: "kvlane"},
+		Subject:      pkix.Name{CommonName: names[0]},
 		NotBefore:    now.Add(-time.Hour),
 		NotAfter:     now.Add(selfSignedFor),
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames:     []string{"localhost", "kvlane"},
+		DNSNames:     names,
 		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)

@@ -183,20 +183,20 @@ func responseMutation(hs []Header) (m mutation, refused int) {
 }
 
 // problem is a response in OpenAI's format of errors; none of the texts needs escaping.
-func problem(status int, details, kind, code, message string) *Reject {
-	return &Reject{Status: status, Details: details,
+func (x *exchange) problem(status int, what, kind, code, message string) *Reject {
+	return &Reject{Status: status, Details: x.srv.opts.Name + "_" + what,
 		Body: []byte(`{"error":{"message":"` + message + `","type":"` + kind + `","param":null,"code":"` + code + `"}}`)}
 }
 
 // tooManyHeaders rejects a request to which the headers of its decision cannot be added within Envoy's limits.
-func tooManyHeaders() *Reject {
-	return problem(431, "kvlane_too_many_headers", "invalid_request_error", "request_headers_too_large", "the request has too many or too large headers: "+
+func (x *exchange) tooManyHeaders() *Reject {
+	return x.problem(431, "too_many_headers", "invalid_request_error", "request_headers_too_large", "the request has too many or too large headers: "+
 		"no room is left for those that route it (at most 100 headers and 60 KiB in all); send fewer")
 }
 
 // tooMany rejects a request for which there is room again when others have ended.
-func tooMany(status int, what, kind, message string) *Reject {
-	r := problem(status, "kvlane_"+what, kind, what, message+"; try again in 1 s")
+func (x *exchange) tooMany(status int, what, kind, message string) *Reject {
+	r := x.problem(status, what, kind, what, message+"; try again in 1 s")
 	r.Headers = []Header{{Name: "retry-after", Value: "1"}}
 	return r
 }

@@ -29,7 +29,7 @@ func (x *exchange) sendDecision(k Kind, d *Decision, editable bool) error {
 		}
 	}
 	if !x.view.makeRoom(&m) && k != KindRequestTrailers {
-		return x.reject(tooManyHeaders())
+		return x.reject(x.tooManyHeaders())
 	}
 	c := common{mutation: m, pick: pick, clearRoute: d.ClearRouteCache}
 	switch {

@@ -132,7 +132,7 @@ func (x *exchange) handle(m *message) error {
 		return nil
 	}
 	if m.tooLong && x.phase == phaseOpen {
-		return x.reject(tooManyHeaders())
+		return x.reject(x.tooManyHeaders())
 	}
 	var err error
 	switch m.kind {
@@ -202,12 +202,12 @@ func (x *exchange) requestHeaders(m *message) error {
 		return nil
 	}
 	if len(m.headers) > mostHeaders {
-		return x.reject(tooManyHeaders())
+		return x.reject(x.tooManyHeaders())
 	}
 	x.readHeaders(m)
 	if m.client != 0 && !x.srv.clients.enter(m.client) {
 		x.srv.opts.Metrics.Failure(FailureTooManyRequests)
-		return x.reject(tooMany(429, "too_many_requests", "rate_limit_error", "too many requests of this address are open"))
+		return x.reject(x.tooMany(429, "too_many_requests", "rate_limit_error", "too many requests of this address are open"))
 	}
 	x.client = m.client
 	switch {
@@ -238,7 +238,7 @@ func (x *exchange) requestHeaders(m *message) error {
 	// The decision is sent with the answer to the body, if there is one. The client's control headers are removed now.
 	if m := x.srv.controls.strip(&x.view); !m.empty() {
 		if !x.view.fits(&m) {
-			return x.reject(tooManyHeaders())
+			return x.reject(x.tooManyHeaders())
 		}
 		c := common{mutation: m}
 		return x.send(c.encode(KindRequestHeaders))
@@ -385,10 +385,10 @@ func (x *exchange) refuse(err error) error {
 	switch {
 	case errors.Is(err, errTooLong):
 		x.srv.opts.Metrics.Failure(FailureBodyTooLarge)
-		return x.reject(problem(413, "kvlane_body_too_large", "invalid_request_error", "request_too_large", "request body is larger than "+strconv.Itoa(x.srv.opts.BodyLimit)+" bytes"))
+		return x.reject(x.problem(413, "body_too_large", "invalid_request_error", "request_too_large", "request body is larger than "+strconv.Itoa(x.srv.opts.BodyLimit)+" bytes"))
 	case errors.Is(err, errNoRoom):
 		x.srv.opts.Metrics.Failure(FailureTooManyBodies)
-		return x.reject(tooMany(503, "too_many_bodies", "service_unavailable_error", "too many requests are being received"))
+		return x.reject(x.tooMany(503, "too_many_bodies", "service_unavailable_error", "too many requests are being received"))
 	}
 	return err
 }

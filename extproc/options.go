@@ -21,6 +21,9 @@ var DefaultControlHeaders = []string{pickKey, subsetKey}
 
 // Options configure a Server. The zero value is ready to use.
 type Options struct {
+	// Name and a "_" begin the response code details of the server's own rejections. An access log entry with such details
+	// is one of a rejection, also of the handler's that begin so. "" means "extproc".
+	Name string
 	// BodyLimit is the largest body in bytes in the modes that make the server hold it; a larger
 	// one is answered with 413. 0 means DefaultBodyLimit.
 	BodyLimit int
@@ -70,6 +73,7 @@ type Options struct {
 
 // withDefaults replaces zero values by defaults.
 func (o Options) withDefaults() Options {
+	o.Name = cmp.Or(o.Name, "extproc")
 	o.BodyLimit = cmp.Or(max(o.BodyLimit, 0), DefaultBodyLimit)
 	o.DrainQuiet = cmp.Or(max(o.DrainQuiet, 0), time.Second)
 	o.ExtendAfter = cmp.Or(max(o.ExtendAfter, 0), 100*time.Millisecond)

@@ -68,7 +68,7 @@ func TestARefusedRequestOfTheSameIDHasNoOutcome(t *testing.T) {
 		(&accessLog{srv: x.srv}).entry(e)
 	}
 	entry(400, "path_normalization_failed", "")
-	entry(503, "kvlane_too_many_bodies", "")
+	entry(503, "extproc_too_many_bodies", "")
 	x.close()
 	entry(404, "kvlane_models", "")
 	if n := len(ticket.outcomes); n != 0 || failures[FailureUnknownRequest] != 0 {

@@ -325,7 +325,7 @@ func (s *service) copyIndex(ctx context.Context, c *config.Config) {
 
 func extProcOptions(c *config.Config, metrics *observe.Metrics) extproc.Options {
 	opts := extproc.Options{
-		BodyLimit: int(c.Limits.MaxBody), MaxBodies: c.Limits.Bodies.Count, MaxBodyBytes: int64(c.Limits.Bodies.Bytes), MaxPerAddress: c.Limits.PerAddress, MaxStreams: uint32(c.Limits.MaxStreams),
+		Name: "kvlane", BodyLimit: int(c.Limits.MaxBody), MaxBodies: c.Limits.Bodies.Count, MaxBodyBytes: int64(c.Limits.Bodies.Bytes), MaxPerAddress: c.Limits.PerAddress, MaxStreams: uint32(c.Limits.MaxStreams),
 		DrainQuiet: c.Quiet.Std(), Metrics: protocolMetrics(metrics), SkipResponseBody: c.Envoy.ResponseBody == envoy.BodyNone,
 		ControlHeaders: append(steering.AtKvlane(), c.Tenants.Headers()...), RequestID: disagg.RequestIDs(c.Disagg.Connector, c.Disagg.Trust),
 	}
@@ -339,7 +339,7 @@ func extProcOptions(c *config.Config, metrics *observe.Metrics) extproc.Options 
 
 // listen opens the sockets for Envoy, relays and peers.
 func (s *service) listen(ctx context.Context, c *config.Config, xds *envoy.XDS) error {
-	secure, err := extproc.TLSConfig(c.Listen.CertFile, c.Listen.KeyFile)
+	secure, err := extproc.TLSConfig(c.Listen.CertFile, c.Listen.KeyFile, "kvlane")
 	if err != nil {
 		return err
 	}
