@@ -74,7 +74,7 @@ func (q *claimQueue) take(number uint64) (claim, bool) {
 // target neither holds nor is credited with already takes memory, and only that part can be withdrawn.
 //
 // Speculate does not wait for another writer. Lookups that begin after it has returned see the
-// credit, unless another change was running: then at the latest when that one has been made.
+// credit. If another change was running, they see it when that change has been made, at the latest.
 // While credited prompts of MaxSpeculative blocks wait for their events, further prompts get no credit.
 func (x *Index) Speculate(s Slot, hashes []Hash, now time.Time) Credit {
 	return x.SpeculatePrompt(s, hashes, len(hashes)*x.cfg.BlockSize+1, now)

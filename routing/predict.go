@@ -369,7 +369,7 @@ func (r *Router) learnFirst(now time.Duration, res *reservation) {
 	}
 }
 
-// decoding returns the terms of the time per output token with more requests, of that many prompt tokens.
+// decoding returns the terms of the time per output token on t with more further requests, which have prompt tokens.
 func (t *target) decoding(now time.Duration, more, prompt int64) terms {
 	return terms{1, float64(t.load.Active+more) / 64, float64(t.load.KV+prompt) / (1 << 20), t.progress.share(now)}
 }

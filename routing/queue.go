@@ -335,8 +335,8 @@ func (q *Queue) victim(w *Waiter, full bool) *waiting {
 	return youngest
 }
 
-// forget drops the tenants without waiters if there are many. If they return, the last request that they were served
-// does not count.
+// forget drops the tenants without waiters if there are many. When such a tenant returns, the last request that was
+// served to it does not count.
 func (b *band) forget() {
 	if len(b.tenants) >= 2*b.requests+spareTenants {
 		maps.DeleteFunc(b.tenants, func(_ string, t *tenant) bool { return t.requests == 0 })
@@ -585,7 +585,7 @@ func (q *Queue) Serve(budget int, ready func(l Lane) bool, offer func(w *Waiter)
 			w.Lane = v.To
 			q.skipped = append(q.skipped, w)
 		case v.Moves && v.To != w.Lane:
-			// Above its share, a tenant has no place for its others in the lane: they must not use up the budget.
+			// The tenant is above its share: its other waiters in the lane cannot be placed either, and must not use up the budget.
 			for g, all := w.group, v.To.Above && w.Lane.Slot == NoSlot; ; w = g.waiters[0] {
 				q.leave(w)
 				w.Lane = v.To

@@ -35,7 +35,7 @@ type wait struct {
 	Took  time.Duration `json:"took"`
 	// Pace is Took in seconds per token that had to be computed before the first token.
 	Pace float64 `json:"pace"`
-	// Alone is the same for the tokens of the request itself.
+	// Alone is Took in seconds per token of this request only.
 	Alone float64 `json:"alone,omitempty"`
 	Of    party   `json:"of,omitzero"`
 }

@@ -56,6 +56,9 @@ disagg: {connector: p2p-nccl}
 	if o.BodyLimit != 1<<20 || o.MaxBodies != 3 || o.MaxBodyBytes != 7<<20 || o.MaxStreams != 5 || o.MaxPerAddress != 9 {
 		t.Errorf("got %d bytes of a body, %d bodies of %d bytes, %d streams, %d requests of an address, want 1 MiB, 3 of 7 MiB, 5, 9", o.BodyLimit, o.MaxBodies, o.MaxBodyBytes, o.MaxStreams, o.MaxPerAddress)
 	}
+	if o.Name != "kvlane" {
+		t.Errorf("got the name %q in details, want kvlane", o.Name)
+	}
 	if o.ExtendTimeout != 250*time.Second || o.ExtendAfter != time.Second || o.LateTickets >= 0 {
 		t.Errorf("got %v more asked for after %v, %d late tickets, want 250 s after 1 s, and none without an access log", o.ExtendTimeout, o.ExtendAfter, o.LateTickets)
 	}

@@ -42,7 +42,7 @@ type Options struct {
 	Log    zerolog.Logger
 	// Delay is called with the seconds from a change at another replica to its effect here.
 	Delay interface{ Observe(seconds float64) }
-	// Limit bounds the connections of other replicas; nil: it does not.
+	// Limit bounds the connections of other replicas; with nil they are not bounded.
 	Limit func(net.Listener) net.Listener
 }
 

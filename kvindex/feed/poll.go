@@ -121,7 +121,7 @@ func (f *Feed) polled(body io.Reader, most int64) error {
 	return nil
 }
 
-// polledEvent applies an event of an answer. The caller holds the lock.
+// polledEvent applies an event of a polled answer. The caller holds the lock.
 func (f *Feed) polledEvent(raw json.RawMessage) {
 	var head trtHead
 	if err := json.Unmarshal(raw, &head); err != nil {

@@ -210,7 +210,7 @@ func submission(g *sessions) []*turn {
 	return wave
 }
 
-// rollout is one of 200 problems, 64 times.
+// rollout is a group of 64 requests with one of 200 problems.
 func rollout(g *sessions) []*turn {
 	var group []*turn
 	problem := g.rng.IntN(200)
