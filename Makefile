@@ -118,8 +118,9 @@ UNRACED := $(foreach p,bpe body,-gcflags=github.com/kvlane/kvlane/internal/token
 # TestCostOf* compare processor time and TestMemoryOfADecision allocations, which the race detector distorts: they run without it.
 # The simulation runs without it, and a few of its seeds with it. So do routing, internal/config and internal/tokens/jinja, which
 # start no goroutine: of their tests only TestConcurrentRendering has several, and runs under it, as do all packages that use these.
-# LONE are simulations of one goroutine each, and a test of 100,000 stored bindings.
-LONE := TestGauntletBound|TestFleetChanges|TestReplicasSpreadAsOne|TestBindingsSurviveTheKillOfAllReplicas|TestPredictionsAndTargets|TestReplicasWithoutDelayAreOne|TestConversationsThatBegin(Together|AllTheTime)
+# LONE are simulations of one goroutine each, and a test of 100,000 stored bindings. TestAcceptance has as many goroutines as there are
+# processors, each with a simulation of its own; the detector watches the same in TestSameSeedSameBytes, with every rule.
+LONE := TestAcceptance|TestGauntletBound|TestFleetChanges|TestReplicasSpreadAsOne|TestBindingsSurviveTheKillOfAllReplicas|TestPredictionsAndTargets|TestReplicasWithoutDelayAreOne|TestConversationsThatBegin(Together|AllTheTime)
 # Comparisons of the tokenizer with much text, in one goroutine: the race detector makes them ten to twenty times slower and can
 # find nothing in them. They run once, without it; the other tests of the package encode under it, concurrently too.
 # TIMED measure processor time.
