@@ -239,7 +239,6 @@ func TestFeedLife(t *testing.T) {
 	}
 }
 
-// A replay socket that never answers is given up, and live batches are applied.
 // A publisher that takes connections and does not answer is reported long before the configured time limit.
 func TestTheFirstHandshakeIsShort(t *testing.T) {
 	hung, err := net.Listen("tcp", "127.0.0.1:0")
@@ -262,6 +261,8 @@ func TestTheFirstHandshakeIsShort(t *testing.T) {
 	})
 }
 
+// A replay socket that never answers is given up, and live batches are applied. Until one comes the feed is not live: the
+// engine may hold anything.
 func TestFeedWithMuteReplay(t *testing.T) {
 	pub, replay := freePort(t), freePort(t)
 	e := startEngine(t, pub, replay, 1)
@@ -275,7 +276,10 @@ func TestFeedWithMuteReplay(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	eventually(t, "live", func() bool { return f.Status().Targets[0].State == feed.Live })
+	eventually(t, "the end of all tries", func() bool { return f.Status().Counts.Failures == 3 })
+	if s := f.Status(); s.Targets[0].State != feed.Gap {
+		t.Fatalf("%+v", s)
+	}
 	eventually(t, "a batch", func() bool { e.publish(false); return len(sink.seen()) > 0 })
 	if s := f.Status(); s.Counts.Failures < 3 || !strings.Contains(s.LastError, "replay") {
 		t.Fatalf("%+v", s)
@@ -301,7 +305,8 @@ func TestABatchThatIsTooLargeIsNotAskedForWithoutEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		eventually(t, "live", func() bool { return f.Status().Targets[0].State == feed.Live })
+		want := map[bool]feed.State{true: feed.Gap, false: feed.Live}[large]
+		eventually(t, want.String(), func() bool { return f.Status().Targets[0].State == want })
 		eventually(t, "later batches", func() bool { e.publish(false); return len(sink.seen()) > 5 })
 		switch s := f.Status(); {
 		case s.Counts.Failures != replays, s.Counts.Clears > replays, large != (s.Counts.Lost > 0):

@@ -20,7 +20,7 @@ const (
 	Syncing
 	// Live: every batch of the sequence since the target was last cleared has been applied.
 	Live
-	// Gap: batches are missing.
+	// Gap: batches are missing, or may be, as all replays failed and no batch has come since.
 	Gap
 )
 
@@ -197,8 +197,7 @@ func (m *Machine) Up() []Action {
 	switch {
 	case m.cfg.Replay:
 		m.enter(Syncing, Connected)
-		m.attempt = 0
-		m.ask()
+		m.ask(0)
 	case m.started && m.cfg.Polled:
 		// The next batch shows whether something is missing.
 		m.enter(Gap, Connected)
@@ -244,8 +243,7 @@ func (m *Machine) Live(seq uint64, payload []byte) []Action {
 		m.dropPending()
 		if m.cfg.Replay && seq > 0 {
 			m.enter(Syncing, Restarted)
-			m.attempt = 0
-			m.ask()
+			m.ask(0)
 		}
 	}
 	m.hasLive, m.live = true, seq
@@ -293,8 +291,7 @@ func (m *Machine) verify(seq uint64, payload []byte) bool {
 	case seq == last:
 		// The number exists, but it is another batch: a new engine that has already reached this number.
 		m.restart()
-		m.attempt = 0
-		m.ask()
+		m.ask(0)
 		return false
 	}
 	// The engine's buffer no longer contains the last applied batch, so the replay cannot be
@@ -317,8 +314,7 @@ func (m *Machine) ReplayEnd(epoch uint64, ok bool) []Action {
 	if ok && m.verifying {
 		// The engine does not have the last applied batch: it has restarted.
 		m.restart()
-		m.attempt = 0
-		m.ask()
+		m.ask(0)
 		return m.out
 	}
 	if !ok {
@@ -328,7 +324,7 @@ func (m *Machine) ReplayEnd(epoch uint64, ok bool) []Action {
 			m.attempt = 1 // the caller waits after each failure
 		}
 		if m.attempt < m.cfg.Attempts {
-			m.ask()
+			m.ask(m.attempt)
 			return m.out
 		}
 		if m.verifying {
@@ -360,8 +356,7 @@ func (m *Machine) Finished() []Action {
 	}
 	// The last batches may have been lost; without a later batch no gap shows.
 	m.enter(Syncing, Probing)
-	m.attempt = 0
-	m.ask()
+	m.ask(0)
 	return m.out
 }
 
@@ -416,8 +411,7 @@ func (m *Machine) gap(seq uint64) {
 	m.counts.Gaps++
 	m.counts.Missing += seq - m.next
 	m.enter(Gap, Missing)
-	m.attempt = 0
-	m.ask()
+	m.ask(0)
 }
 
 // hold keeps a copy of a live batch until the replay has ended.
@@ -459,7 +453,6 @@ func (m *Machine) dropPending() {
 // settle applies the waiting batches after a replay has ended (ok) or was abandoned. A batch after a further gap waits
 // for another replay if the last one made progress, or was for no gap; otherwise the missing batches are lost.
 func (m *Machine) settle(ok bool) {
-	m.attempt = 0
 	ask := ok && (m.progress || m.started && m.state == Syncing)
 	for len(m.pending) > 0 {
 		b := m.pending[0]
@@ -478,9 +471,11 @@ func (m *Machine) settle(ok bool) {
 	switch {
 	case over && ok:
 		m.enter(Gap, Missing)
-		m.ask()
+		m.ask(0)
 	case m.warned:
 		m.enter(Stale, Silent)
+	case !ok && (!m.hasLive || m.next <= m.live): // the next batch shows what is missing
+		m.enter(Gap, Lost)
 	default:
 		m.enter(Live, CaughtUp)
 	}
@@ -488,13 +483,13 @@ func (m *Machine) settle(ok bool) {
 
 // ask requests a replay. It starts with the last applied batch, to verify the engine: it may
 // have restarted although the subscription has not noticed yet.
-func (m *Machine) ask() {
+func (m *Machine) ask(attempt int) {
 	from := uint64(0)
 	if m.verifying = m.started; m.started {
 		from = m.next - 1
 	}
 	m.epoch++
-	m.replaying, m.progress = true, false
+	m.replaying, m.progress, m.attempt = true, false, attempt
 	m.counts.Replays++
 	m.out = append(m.out, Action{Kind: Replay, Seq: from, Epoch: m.epoch, Attempt: m.attempt})
 }
