@@ -85,6 +85,9 @@ func TestOpenRequestsOfAnAddressAreBounded(t *testing.T) {
 			end()
 		}
 	}
+	if n := b.failed(FailureNoAddress); n != 2*most+2 {
+		t.Errorf("got %d requests without an address in the metrics, want %d", n, 2*most+2)
+	}
 	if n := b.failed(FailureTooManyRequests); n != 4 {
 		t.Errorf("got %d refused requests in the metrics, want 4", n)
 	}

@@ -205,6 +205,9 @@ func (x *exchange) requestHeaders(m *message) error {
 		return x.reject(x.tooManyHeaders())
 	}
 	x.readHeaders(m)
+	if m.addressed && m.client == 0 {
+		x.srv.opts.Metrics.Failure(FailureNoAddress)
+	}
 	if m.client != 0 && !x.srv.clients.enter(m.client) {
 		x.srv.opts.Metrics.Failure(FailureTooManyRequests)
 		return x.reject(x.tooMany(429, "too_many_requests", "rate_limit_error", "too many requests of this address are open"))

@@ -11,6 +11,7 @@ const (
 	FailureBodyTooLarge    Failure = "body_too_large"    // answered with 413
 	FailureTooManyBodies   Failure = "too_many_bodies"   // answered with 503: MaxBodies or MaxBodyBytes is reached
 	FailureTooManyRequests Failure = "too_many_requests" // answered with 429: MaxPerAddress is reached
+	FailureNoAddress       Failure = "no_address"        // with MaxPerAddress, a request whose client's address Envoy does not send
 	FailureAbandoned       Failure = "abandoned"         // the stream ended, or a response arrived, before the decision
 	FailureExtraMessage    Failure = "extra_message"     // a body message after the end of the body
 	FailureUnexpected      Failure = "unexpected"        // a message that the protocol does not allow here
@@ -28,8 +29,8 @@ const (
 // Failures lists all failures.
 func Failures() []Failure {
 	return []Failure{
-		FailurePanic, FailureBodyTooLarge, FailureTooManyBodies, FailureTooManyRequests, FailureAbandoned, FailureExtraMessage, FailureUnexpected, FailureBadPick, FailureBadHeader,
-		FailureBadEdit, FailureLateFirstToken, FailureUnknownRequest, FailureOutcomeOverflow, FailureProtocol,
+		FailurePanic, FailureBodyTooLarge, FailureTooManyBodies, FailureTooManyRequests, FailureNoAddress, FailureAbandoned, FailureExtraMessage, FailureUnexpected, FailureBadPick,
+		FailureBadHeader, FailureBadEdit, FailureLateFirstToken, FailureUnknownRequest, FailureOutcomeOverflow, FailureProtocol,
 		FailureObservedRequest, FailureCancelled,
 	}
 }

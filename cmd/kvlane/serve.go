@@ -117,6 +117,7 @@ type service struct {
 	draining atomic.Bool
 	open     atomic.Bool    // the socket for Envoy
 	hung     atomic.Bool    // see watchLocks
+	unknown  atomic.Int64   // when Envoy last sent a request without the address that a limit needs, in Unix seconds; 0: never
 	warm     atomic.Bool    // a peer's index was copied, or there is none to copy; started does not change afterwards
 	peers    *peers.Server  // nil without peers
 	replicas *replicas.Node // nil if this replica routes alone
@@ -276,6 +277,13 @@ func (s *service) openPages(c *config.Config, handler extproc.Handler, metrics *
 	opts.OnPanic = func(value any, stack []byte) {
 		s.log.Error().Str("panic", fmt.Sprint(value)).Bytes("stack", stack).Msg("panic while handling a request")
 	}
+	count := opts.Metrics.Failure
+	opts.Metrics.Failure = func(f extproc.Failure) {
+		count(f)
+		if f == extproc.FailureNoAddress && s.unknown.Swap(time.Now().Unix()) == 0 {
+			s.log.Warn().Msg(noAddress)
+		}
+	}
 	opts.PanicReject = s.decider.PanicReject()
 	s.server = extproc.NewServer(opts, handler)
 	metrics.Collect(func(emit observe.Emit) {
@@ -308,6 +316,8 @@ func (s *service) openPages(c *config.Config, handler extproc.Handler, metrics *
 	s.debug.Store(s.adminMux(c.Admin.TokenFile, metrics))
 	return nil
 }
+
+const noAddress = "limits.requests_per_address does not bound requests whose client's address Envoy does not send: add source.address to request_attributes of its ext_proc filter, as the current bootstrap and manifests do"
 
 // copyIndex copies a peer's index before anything else uses ours. Until then Envoy finds no socket.
 func (s *service) copyIndex(ctx context.Context, c *config.Config) {
@@ -432,6 +442,9 @@ func (s *service) warnings() (list []observe.Warning) {
 	token := s.config.Load().Admin.TokenFile
 	if _, err := config.ReadFile(token); token != "" && err != nil {
 		list = append(list, observe.Warning{Reason: "no_token", Text: "requests that need the token of admin.token_file are refused: " + err.Error()})
+	}
+	if time.Since(time.Unix(s.unknown.Load(), 0)) < 10*time.Minute && s.config.Load().Limits.PerAddress > 0 {
+		list = append(list, observe.Warning{Reason: "no_address", Text: noAddress})
 	}
 	for _, why := range s.registry.Stuck() {
 		list = append(list, observe.Warning{Reason: "workers_unknown", Text: observe.ClipTo(why, observe.MaxText)})

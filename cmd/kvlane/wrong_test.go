@@ -25,6 +25,12 @@ import (
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	epv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/structpb"
+
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/lab/enginesim"
 )
@@ -79,6 +85,7 @@ var silentElsewhere = map[string][2]string{
 	"the certificate of an API server, a model hub, a replica (`index.peers`), an external NATS or an OTLP collector that cannot be verified": {"../../internal/observe/trace_test.go", "TestCertificateOfACollectorIsAdvised"},
 	"`admin.token_file` that does not exist":                                                                                     {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
 	"a certificate in `listen.cert_file` that has expired, or is not valid yet":                                                  {"wrong_test.go", "TestSourcesThatCannotBeReadAreSaid"},
+	"`limits.requests_per_address` behind a filter that does not send `source.address`, as one of an older bootstrap":            {"wrong_test.go", "TestRequestsWithoutAnAddressAreTold"},
 	"a model without a tokenizer":                                                                                                {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
 	"a tokenizer that the model hub does not have, or that cannot be loaded":                                                     {"hub_test.go", "TestARefusedTokenizerIsAWarning"},
 	"a changed configuration file that is not taken, as one that is gone or has more than 4 MiB":                                 {"reload_test.go", "TestServeReloads"},
@@ -400,6 +407,42 @@ workers:
 	until(t, ready, func(_ int, body string) bool { return !strings.Contains(body, rejected) })
 	if n := strings.Count(log.String(), "name not resolved"); n != 1 {
 		t.Errorf("got %d log lines about a name, want one a minute:\n%s", n, log)
+	}
+}
+
+// A filter that does not send the addresses of clients is told once in the log, and in /readyz while the limit is set.
+func TestRequestsWithoutAnAddressAreTold(t *testing.T) {
+	const told = "add source.address to request_attributes"
+	for limit, want := range map[int]int{0: 0, 5: 1} {
+		dir := t.TempDir()
+		_, admin, log := started(t, fmt.Sprintf("listen: {address: \"unix:%s/s\"}\nlimits: {requests_per_address: %d}\n", dir, limit))
+		conn, err := grpc.NewClient("unix:"+dir+"/s", grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		for _, address := range []string{"192.0.2.1:10", "", ""} {
+			st, err := epv3.NewExternalProcessorClient(conn).Process(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := &epv3.ProcessingRequest{Request: &epv3.ProcessingRequest_RequestHeaders{RequestHeaders: &epv3.HttpHeaders{Headers: &corev3.HeaderMap{}, EndOfStream: true}}}
+			if address != "" {
+				m.Attributes = map[string]*structpb.Struct{"envoy.filters.http.ext_proc": {Fields: map[string]*structpb.Value{"source.address": structpb.NewStringValue(address)}}}
+			}
+			if err = st.Send(m); err == nil {
+				_, err = st.Recv()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := strings.Count(log.String(), told); n != want {
+			t.Errorf("limit %d: got %d log lines about addresses, want %d:\n%s", limit, n, want, log)
+		}
+		if _, body := page(t, admin+"/readyz"); strings.Count(body, told) != want {
+			t.Errorf("limit %d: got %q, want %d warnings about addresses", limit, body, want)
+		}
 	}
 }
 

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85537
+	totalLimit = 85549
 	totalGoal  = 62000
 )
 
@@ -74,7 +74,7 @@ var rooms = []struct {
 	// 31 for the wait for a model hub, which SIGTERM did not end (cmd/kvlane/hub.go), and for its texts, which filled the log.
 	// 36 for a bound of a repository's files together, and for files that killed downloads left (internal/hub/download.go).
 	// 10 for the client of the admin port in a file of its own (cmd/kvlane/adminclient.go).
-	{"rim", 9375, 6000, []string{
+	{"rim", 9388, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},
