@@ -115,7 +115,7 @@ func (c *Config) FetchesMedia(url string) bool {
 
 // BodiesInFlight bounds the request bodies in memory.
 type BodiesInFlight struct {
-	Bytes Bytes `yaml:"bytes" jsonschema_description:"Memory of all bodies together, including buffers. A single body is always accepted. Answers of prefill legs have a quarter of it in addition. 0: no limit."`
+	Bytes Bytes `yaml:"bytes" jsonschema_description:"Memory of all bodies together, including buffers. A single body is always accepted. Bodies of prefill legs have as much again, and their answers a quarter of it. 0: no limit."`
 	Count int   `yaml:"count" jsonschema:"minimum=0" jsonschema_description:"Number of bodies; 0: no limit."`
 }
 

@@ -43,8 +43,8 @@ func newLegs(c *config.Config) (*disagg.Runner, error) {
 }
 
 // boundLegs derives two more bounds from limits.bodies_in_flight.bytes. The answers of prefill legs get a quarter of
-// it, rounded up because 0 means unbounded. The bodies of concurrent legs, which outlive their requests, get as much
-// again.
+// it, rounded up because 0 means unbounded. The bodies of legs, which are held besides those of their requests, get as
+// much again.
 func boundLegs(legs *disagg.Runner, c *config.Config) {
 	legs.Answers.SetMost((int64(c.Limits.Bodies.Bytes) + 3) / 4)
 	legs.Bodies.SetMost(int64(c.Limits.Bodies.Bytes))

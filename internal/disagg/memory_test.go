@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -113,17 +114,15 @@ func TestAConcurrentLegNeedsNoRoom(t *testing.T) {
 	}
 }
 
-// The bodies of concurrent legs share a bound while engines have not answered; a leg beyond it is not sent, and a single one
-// always is. Legs that decode waits for need no room: their bodies end with the request's.
-func TestBodiesOfConcurrentLegsAreBounded(t *testing.T) {
-	for connector, bounded := range map[string]bool{"sglang": true, "nixl": false} {
+// The bodies of legs share a bound while engines have not answered, whether decode waits for the answers or not: the requests'
+// own bodies are held as well. A leg beyond it is not sent, and a single one always is.
+func TestBodiesOfLegsAreBounded(t *testing.T) {
+	for _, connector := range []string{"sglang", "nixl"} {
 		arrived, answer := make(chan struct{}, 3), make(chan struct{})
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			arrived <- struct{}{}
-			if bounded {
-				<-answer
-			}
-			_, _ = io.WriteString(w, `{"kv_transfer_params":{}}`)
+			<-answer
+			_, _ = io.WriteString(w, `{"kv_transfer_params":{"remote_engine_id":"e"}}`)
 		}))
 		r, err := NewRunner(connector, Options{}, RunnerOptions{Timeout: time.Minute, HeadStart: time.Millisecond})
 		if err != nil {
@@ -132,7 +131,7 @@ func TestBodiesOfConcurrentLegsAreBounded(t *testing.T) {
 		run := func() (sent bool, f *FailureError) {
 			req, err := body.Parse(body.Completions, []byte(`{"prompt":"`+strings.Repeat("a", 900)+`"}`))
 			if err != nil {
-				t.Fatal(err)
+				t.Error(err)
 			}
 			x := &Exchange{Request: req, Path: "/v1/completions", Decode: Side{Worker: "d", Address: "127.0.0.1:1", Rank: NoRank}}
 			defer x.End()
@@ -142,20 +141,29 @@ func TestBodiesOfConcurrentLegsAreBounded(t *testing.T) {
 			return sent, f
 		}
 		r.Bodies.SetMost(100)
-		for i := range 2 {
-			sent, f := run()
-			if refused := bounded && i == 1; sent == refused || refused != (f != nil && f.Outcome == NoRoom) {
-				t.Errorf("%s, leg %d: sent %v, %v; want refused: %v", connector, i, sent, f, refused)
+		var first sync.WaitGroup
+		first.Go(func() {
+			if sent, f := run(); !sent || f != nil {
+				t.Errorf("%s, the only leg: sent %v, %v", connector, sent, f)
+			}
+		})
+		<-arrived
+		if held := r.Bodies.Held(); held < 1800 {
+			t.Errorf("%s: %d bytes held, want those of a leg", connector, held)
+		}
+		if r.Bodies.Held() > 0 { // else it would wait for an answer
+			if sent, f := run(); sent || f == nil || f.Outcome != NoRoom {
+				t.Errorf("%s, a second leg: sent %v, %v; want %s", connector, sent, f, NoRoom)
 			}
 		}
-		<-arrived
-		if held := r.Bodies.Held(); bounded != (held > 1800) || len(arrived) > 0 == bounded {
-			t.Errorf("%s: %d bytes held, %d further legs arrived", connector, held, len(arrived))
-		}
 		close(answer)
+		first.Wait()
 		r.wg.Wait()
-		if held := r.Bodies.Held(); held != 0 {
-			t.Errorf("%s: %d bytes held at the end", connector, held)
+		if held := r.Bodies.Held(); held != 0 || len(arrived) > 0 {
+			t.Errorf("%s: %d bytes held at the end, %d further legs arrived", connector, held, len(arrived))
+		}
+		if sent, f := run(); !sent || f != nil {
+			t.Errorf("%s, a leg after the others: sent %v, %v", connector, sent, f)
 		}
 		r.Close()
 		srv.Close()

@@ -31,7 +31,7 @@ type Runner struct {
 	RunnerOptions
 
 	Protocol *Protocol
-	// Answers bounds the answers that are held until Exchange.End, Bodies the bodies of concurrent legs, which outlive it.
+	// Answers bounds the answers that are held until Exchange.End, Bodies the bodies and headers of legs until their answers.
 	Answers, Bodies Room
 
 	sender *Sender
@@ -128,9 +128,20 @@ func (r *Runner) run(ctx context.Context, c *Call) (res Result, err error) {
 	}
 	// The request's memory must not be used after Run.
 	out := &sending{x.Prefill.Address, strings.Clone(cmp.Or(leg.Path, x.Path)), x.LegHeader(&leg, c.Headers), body}
-	if r.Protocol.AtOnce {
-		return r.concurrent(ctx, c, out)
+	sent, size := &charge{room: &r.Bodies}, int64(len(body))
+	for name, values := range out.header {
+		for _, v := range values {
+			size += int64(len(name) + len(v))
+		}
 	}
+	if err := sent.take(size); err != nil {
+		sent.free()
+		return res, &FailureError{Outcome: NoRoom, Err: err}
+	}
+	if r.Protocol.AtOnce {
+		return r.concurrent(ctx, c, out, sent)
+	}
+	defer sent.free()
 	c.Sent()
 	x.charge.room = &r.Answers
 	raw, err := r.sender.Send(ctx, out, &x.charge, nil)
@@ -144,20 +155,11 @@ func (r *Runner) run(ctx context.Context, c *Call) (res Result, err error) {
 	return res, err
 }
 
-// concurrent starts a leg that runs while the decode leg does. Only the usage of its answer is needed.
-func (r *Runner) concurrent(ctx context.Context, c *Call, leg *sending) (res Result, err error) {
+// concurrent starts a leg that runs while the decode leg does, and frees sent at its end. Only the usage of its answer is needed.
+func (r *Runner) concurrent(ctx context.Context, c *Call, leg *sending, sent *charge) (res Result, err error) {
 	if res.Decode, err = r.Protocol.Decode(c.Exchange, nil); err != nil {
-		return res, err
-	}
-	sent, size := charge{room: &r.Bodies}, int64(len(leg.body))
-	for name, values := range leg.header {
-		for _, v := range values {
-			size += int64(len(name) + len(v))
-		}
-	}
-	if err := sent.take(size); err != nil {
 		sent.free()
-		return res, &FailureError{Outcome: NoRoom, Err: err}
+		return res, err
 	}
 	c.Sent()
 	running, stop := context.WithTimeout(r.ctx, r.Timeout)
