@@ -80,26 +80,23 @@ func (f *Fleet) Model(name string) *Model {
 }
 
 // SGLang returns the model with the most token ids of those with SGLang and a tokenizer, nil if there is none.
-func (f *Fleet) SGLang() (most *Model) {
-	for _, m := range f.models.Load().list {
-		if m.Engine == shape.SGLang && m.Tokens != nil && (most == nil || m.Tokens.IDs() > most.Tokens.IDs()) {
-			most = m
-		}
-	}
-	return most
-}
+func (f *Fleet) SGLang() *Model { return f.models.Load().sglang }
 
 // modelSet holds the configured models. It is replaced as a whole.
 type modelSet struct {
 	list   []*Model
 	byName map[string]*Model // every name
+	sglang *Model            // see Fleet.SGLang
 }
 
 func newModelSet(list []*Model) *modelSet {
-	s := &modelSet{list, map[string]*Model{}}
+	s := &modelSet{list: list, byName: map[string]*Model{}}
 	for _, m := range list {
 		for _, name := range m.Names() {
 			s.byName[name] = m
+		}
+		if m.Engine == shape.SGLang && m.Tokens != nil && (s.sglang == nil || m.Tokens.IDs() > s.sglang.Tokens.IDs()) {
+			s.sglang = m
 		}
 	}
 	return s
