@@ -339,7 +339,7 @@ func TestNoIDsEndAnSGLang(t *testing.T) {
 			{"/generate", many + `"text":["x"],"top_logprobs_num":[151670]`, true}, {"/generate", `"text":"x","top_logprobs_num":151669`, false},
 			{"/v1/chat/completions", `"messages":[{"role":"user","content":"x"}],"logprobs":true,"top_logprobs":20`, false}, {"/v1/completions", `"prompt":"x","logprobs":true`, false},
 			{"/v1/completions", `"prompt":"x","n":5000000`, true}, {"/v1/completions", `"prompt":"x","n":"5000000"`, true}, {"/v1/completions", `"prompt":["x","y"],"n":32769`, true},
-			{"/generate", `"text":"x","sampling_params":{"n":65537}`, true}, {"/generate", `"text":["x","y"],"sampling_params":[{"n":1},{"n":65537}]`, true},
+			{"/generate", `"text":"x","sampling_params":{"n":65537}`, true}, {"/generate", `"text":"x","n":"nan","sampling_params":{"n":65537}`, true}, {"/generate", `"text":["x","y"],"sampling_params":[{"n":1},{"n":65537}]`, true},
 			{"/generate", `"text":["x"` + strings.Repeat(`,"x"`, 999) + `],"input_ids":[1],"sampling_params":{"n":66}`, true},
 			{"/generate", `"text":["x"` + strings.Repeat(`,"x"`, 999) + `],"input_ids":[1],"sampling_params":{"n":65}`, false},
 			{"/generate", `"input_embeds":[[[0.1]]` + strings.Repeat(`,[[0.1]]`, 999) + `],"sampling_params":{"n":66}`, true},
@@ -366,7 +366,13 @@ func TestNoIDsEndAnSGLang(t *testing.T) {
 			{"/generate", `"text":"x","token_ids_logprob":[[1],null]`, false}, {"/generate", `"text":"x","token_ids_logprob":[null,["999999999"]]`, true},
 		} {
 			d := extproc.Await(t.Context(), b.Decide(t.Context(), &extproc.Request{ID: "r", Method: "POST", Path: c.path, Body: []byte(`{"model":"demo",` + c.fields + `}`)}))
-			if refused := d.Reject != nil && d.Reject.Details == "kvlane_token_ids" && d.Reject.Status == 400; refused != (c.bad && refuses) || !refused && d.Reject != nil {
+			code := "kvlane_token_ids"
+			if strings.Contains(c.fields, `logprobs"`) || strings.Contains(c.fields, `logprobs_num"`) {
+				code = "kvlane_too_many_logprobs"
+			} else if strings.Contains(c.fields, `"n":`) {
+				code = "kvlane_too_many_answers"
+			}
+			if refused := d.Reject != nil && d.Reject.Details == code && d.Reject.Status == 400; refused != (c.bad && refuses) || !refused && d.Reject != nil {
 				t.Errorf("%v, %s with %s: got %+v, want refused %v", engine, c.path, c.fields, d.Reject, c.bad && refuses)
 			}
 			end(&d, 200)
@@ -389,6 +395,35 @@ func TestNoIDsEndAnSGLang(t *testing.T) {
 			d := extproc.Await(t.Context(), b.Decide(t.Context(), &extproc.Request{ID: "r", Method: "POST", Path: "/v1/completions", Body: []byte(c.body)}))
 			if refused := d.Reject != nil && d.Reject.Status == 400; refused != (c.bad && refuses) || !refused && d.Reject != nil {
 				t.Errorf("%v, %.60q: got %+v, want refused %v", engine, c.body, d.Reject, c.bad && refuses)
+			}
+			if d.Reject != nil && d.Reject.Details == "kvlane_unread_body" && !strings.Contains(string(d.Reject.Body), "because it might end SGLang: ") {
+				t.Errorf("%v, %.60q: got %s, want why it has to be read", engine, c.body, d.Reject.Body)
+			}
+			end(&d, 200)
+		}
+	}
+}
+
+// The refusal of a body that cannot be read names the one setting for which it has to be.
+func TestTheCauseThatABodyHasToBeReadIsNamed(t *testing.T) {
+	const hosts, plain = "{\"kv_transfer_params\":\"\xed\xa0\x80\"}", "{\"prompt\":\"\xed\xa0\x80\"}"
+	for text, want := range map[string][2]string{ // of these two bodies
+		"":                                      {"it might name hosts to an engine", ""},
+		"disagg: {trust_client_params: true}\n": {"", ""},
+		"disagg: {connector: nixl}\n":           {"it might name hosts to an engine", "it might name hosts to an engine"},
+		"limits: {media_urls: [data]}\n":        {"limits.media_urls bounds what engines fetch", "limits.media_urls bounds what engines fetch"},
+		"tenants: {salt_header: x-tenant}\n":    {"tenants have caches of their own", "tenants have caches of their own"},
+	} {
+		b := newBench(t, text, worker("a", 0))
+		for i, raw := range []string{hosts, plain} {
+			r := b.request("/v1/completions", raw)
+			r.Headers = append(r.Headers, extproc.Header{Name: "x-tenant", Value: "t"})
+			d := b.Decide(t.Context(), r)
+			switch got := d.Reject; {
+			case (got != nil) != (want[i] != ""):
+				t.Errorf("%q, %q: got %+v, want refused for %q", text, raw, got, want[i])
+			case got != nil && (got.Details != "kvlane_unread_body" || !strings.Contains(string(got.Body), "the body has to be read, because "+want[i]+": ")):
+				t.Errorf("%q, %q: got %s %s, want the cause %q", text, raw, got.Details, got.Body, want[i])
 			}
 			end(&d, 200)
 		}

@@ -71,7 +71,7 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 	if unread, ok := errors.AsType[*body.UnreadError](err); ok {
 		j.degraded, j.entry.Refusal = degradedBody, unread.Reason
 		if j.d.fleet.SGLang() != nil { // it may read the body, and end by its token ids
-			return nil, j.cannotRead(unread.Reason)
+			return nil, j.cannotRead("it might end SGLang", unread.Reason)
 		}
 		return &input{}, j.unread(unread.Reason)
 	}
@@ -167,7 +167,7 @@ func (j *job) readUnknown() (*input, error) {
 	if kind = strings.ToLower(kind); strings.Contains(kind, "form") && !j.d.cfg.Disagg.Trust && (j.r.Partial && j.d.legs != nil || disagg.FormMayName(kind, j.r.Body)) {
 		return nil, j.fail(400, "kvlane_unread_body", "vllm_xargs of a form might name hosts to an engine: leave it out, and every charset but UTF-8, US-ASCII and ISO-8859-1")
 	}
-	if len(j.r.Body) == 0 && !j.r.Partial || !j.d.guarded() && j.d.cfg.Disagg.Trust || kind != "" && !upgrades && !strings.Contains(kind, "json") {
+	if len(j.r.Body) == 0 && !j.r.Partial || j.d.guards(nil) == "" && j.d.cfg.Disagg.Trust || kind != "" && !upgrades && !strings.Contains(kind, "json") {
 		return &input{}, nil
 	}
 	if j.r.Partial {
@@ -234,15 +234,23 @@ func (j *job) readMedia(req *body.Request) (err error) {
 	return err
 }
 
-// guarded reports whether clients' KV transfer fields, salts, or URLs of media, must not reach an engine. A body that may have
-// some has to be parsed, because fields can only be changed in a parsed body.
-func (d *Decider) guarded() bool {
-	return d.legs != nil && !d.cfg.Disagg.Trust || d.cfg.Tenants.SaltHeader != "" || !d.live.Load().AnyMedia()
+// guards returns why clients' KV transfer fields, salts, or URLs of media, must not reach an engine, "" if they may. A body
+// that may have some has to be parsed, because fields can only be changed in a parsed body. unread is a body that was not.
+func (d *Decider) guards(unread []byte) string {
+	switch {
+	case d.cfg.Tenants.SaltHeader != "":
+		return "tenants have caches of their own"
+	case !d.live.Load().AnyMedia():
+		return "limits.media_urls bounds what engines fetch"
+	case !d.cfg.Disagg.Trust && (d.legs != nil || disagg.MayName(unread)):
+		return "it might name hosts to an engine"
+	}
+	return ""
 }
 
 // PanicReject returns the answer to a request whose decision panicked, nil if it may pass unchanged.
 func (d *Decider) PanicReject() *extproc.Reject {
-	if !d.guarded() {
+	if d.guards(nil) == "" {
 		return nil
 	}
 	return rejection(body.Unknown, "kvlane_panic", body.Failure{Status: 500, Message: "the request could not be prepared"})
@@ -250,14 +258,14 @@ func (d *Decider) PanicReject() *extproc.Reject {
 
 // unread returns the answer to a request whose body cannot be edited, nil if it may pass: nothing in it needs an edit.
 func (j *job) unread(reason string) error {
-	if !j.d.guarded() && (j.d.cfg.Disagg.Trust || !disagg.MayName(j.r.Body)) {
-		return nil
+	if why := j.d.guards(j.r.Body); why != "" {
+		return j.cannotRead(why, reason)
 	}
-	return j.cannotRead(reason)
+	return nil
 }
 
-func (j *job) cannotRead(reason string) error {
-	return j.fail(400, "kvlane_unread_body", "a request that might name hosts to an engine or end it, or with tenants, has to be read: "+reason)
+func (j *job) cannotRead(why, reason string) error {
+	return j.fail(400, "kvlane_unread_body", "the body has to be read, because "+why+": "+reason)
 }
 
 // findServed finds the name under which workers serve the requested model. A name that no worker lists is refused:

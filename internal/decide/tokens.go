@@ -55,8 +55,8 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 		return &tokens{count: j.api.EstimateTokens(j.r.Body)}, nil
 	}
 	if m := cmp.Or(in.model, j.d.fleet.SGLang()); m != nil && m.Engine == shape.SGLang && m.Tokens != nil {
-		if err := m.Tokens.EndsSGLang(in.body); err != nil {
-			return nil, j.fail(400, "kvlane_token_ids", err.Error())
+		if code, err := m.Tokens.EndsSGLang(in.body); err != nil {
+			return nil, j.fail(400, code, err.Error())
 		}
 	}
 	if in.model == nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -365,20 +366,33 @@ func (r *Request) MaxTokens() (n int64, ok bool) {
 	return 0, false
 }
 
+// Number returns the number that raw is, or that it has as a text: all engines read numbers in requests with pydantic, which
+// takes "3", " +3.0" and "1_0" too. It returns 0 for anything else.
+func Number(raw []byte) float64 {
+	text, ok := TextOf(raw)
+	if !ok {
+		text = string(raw)
+	}
+	v, _ := strconv.ParseFloat(strings.ReplaceAll(strings.TrimSpace(text), "_", ""), 64)
+	if math.IsNaN(v) { // it would hide larger ones
+		return 0
+	}
+	return v
+}
+
 // Choices returns the number of sequences that the engine will generate: the prompts of a batch times n, or best_of if
 // it is larger and bestOf. Only TensorRT-LLM reads best_of: vLLM has none, and SGLang's takes no part.
 func (r *Request) Choices(bestOf bool) int64 {
-	n := int64(1)
+	most := 1.0
 	switch r.API { //nolint:exhaustive // engines ignore these fields elsewhere
 	case Chat, Completions:
-		if n, _ = r.Int(FieldN); bestOf {
-			best, _ := r.Int(FieldBestOf)
-			n = max(n, best)
+		if most = Number(r.Raw(FieldN)); bestOf {
+			most = max(most, Number(r.Raw(FieldBestOf)))
 		}
 	case Generate, VLLMGenerate: // SGLang wants the same n in all items of a list
-		n, _ = integer(Member(FirstItem(r.Raw(FieldSamplingParams)), "n"))
+		most = Number(Member(FirstItem(r.Raw(FieldSamplingParams)), "n"))
 	}
-	n = min(max(n, 1), 1<<16) // a client chose it
+	n := int64(min(max(most, 1), 1<<16)) // a client chose it
 	if (r.Form == FormTexts || r.Form == FormIDLists) && r.Count > 1 {
 		n *= int64(r.Count)
 	}

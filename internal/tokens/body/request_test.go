@@ -107,6 +107,16 @@ func TestTheNumberOfSequencesIsBounded(t *testing.T) {
 		`{"prompt":"a","best_of":3}`:                                   3,
 		`{"prompt":"a","n":0,"best_of":4294967296}`:                    1 << 16,
 		`{"prompt":["a","b"],"sampling_params":[{"n":65536},{"n":4}]}`: 2,
+		`{"prompt":["a","b"],"n":"3"}`:                                 6, // pydantic 2.13 takes these, so engines compute them
+		`{"prompt":"a","n":" 3 "}`:                                     3,
+		`{"prompt":"a","n":"+3.0"}`:                                    3,
+		`{"prompt":"a","n":3.0}`:                                       3,
+		`{"prompt":"a","n":"1_0"}`:                                     10,
+		`{"prompt":"a","n":"2","best_of":"3"}`:                         3,
+		`{"prompt":"a","n":"nan","best_of":3}`:                         3,
+		`{"prompt":"a","n":"inf"}`:                                     1 << 16,
+		`{"prompt":"a","n":"x","best_of":null}`:                        1,
+		`{"prompt":"a","n":["3"]}`:                                     1,
 	} {
 		if r, err := Parse(Completions, []byte(text)); err != nil || r.Choices(true) != want {
 			t.Errorf("%s: got %d (%v), want %d", text, r.Choices(true), err, want)

@@ -174,7 +174,7 @@ func BenchmarkEndsSGLang(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := m.EndsSGLang(req); err != nil {
+		if _, err := m.EndsSGLang(req); err != nil {
 			b.Fatal(err)
 		}
 	}

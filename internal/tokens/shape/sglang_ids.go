@@ -3,7 +3,6 @@ package shape
 import (
 	"bytes"
 	"strconv"
-	"strings"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
@@ -16,18 +15,18 @@ var idFields = [...]body.Field{body.FieldInputIDs, body.FieldStopTokenIDs, body.
 // maxSequences bounds n times the prompts of a request: by its issues SGLang 0.5.23 takes 4 kB for each before it looks at one.
 const maxSequences = 1 << 16
 
-// EndsSGLang refuses a request with an id that the tokenizer does not have, in whatever field and batch. SGLang 0.5.23
-// compares no id with the model's vocabulary, and one beyond it ends the engine with all its requests. So do more logprobs of
-// a token than the vocabulary has, and n in millions.
-func (m *Model) EndsSGLang(r *body.Request) error {
+// EndsSGLang refuses a request with an id that the tokenizer does not have, in whatever field and batch, and names the code.
+// SGLang 0.5.23 compares no id with the model's vocabulary, and one beyond it ends the engine with all its requests. So do more
+// logprobs of a token than the vocabulary has, and n in millions.
+func (m *Model) EndsSGLang(r *body.Request) (code string, err error) {
 	for i, f := range idFields {
 		if !m.areIDs(r.Raw(f), max(-1, min(i-4, 1)), 0) {
-			return refuse("%s: token ids must be whole numbers from 0 to %d", f, m.idLimit-1)
+			return "kvlane_token_ids", refuse("%s: token ids must be whole numbers from 0 to %d", f, m.idLimit-1)
 		}
 	}
 	for _, f := range [...]body.Field{body.FieldLogprobs, body.FieldTopLogprobs, body.FieldTopLogprobsNum} {
 		if largest(r.Raw(f)) > float64(m.idLimit) {
-			return refuse("%s: the vocabulary has %d tokens", f, m.idLimit)
+			return "kvlane_too_many_logprobs", refuse("%s: the vocabulary has %d tokens", f, m.idLimit)
 		}
 	}
 	params, n, ok := r.Raw(body.FieldSamplingParams), largest(r.Raw(body.FieldN)), true
@@ -37,12 +36,12 @@ func (m *Model) EndsSGLang(r *body.Request) error {
 	}
 	look(params)
 	if body.EachItem(params, look); !ok { // of a batch
-		return refuse("stop_token_ids: token ids must be whole numbers from 0 to %d", m.idLimit-1)
+		return "kvlane_token_ids", refuse("stop_token_ids: token ids must be whole numbers from 0 to %d", m.idLimit-1)
 	}
 	if n > 1 && n*float64(batch(r)) > maxSequences {
-		return refuse("n: n times the prompts may be %d", maxSequences)
+		return "kvlane_too_many_answers", refuse("n: n times the prompts may be %d", maxSequences)
 	}
-	return nil
+	return "", nil
 }
 
 // batch is the number of the request's prompts, at least 1: SGLang takes a batch from any list of texts or of lists of ids, and
@@ -65,7 +64,7 @@ func batch(r *body.Request) int {
 	return most
 }
 
-// largest is the greatest number that raw or an item of it is, or a text that pydantic takes for one; 0 if there is none.
+// largest is the greatest number that raw or an item of it is, see body.Number; 0 if there is none.
 func largest(raw []byte) (most float64) {
 	if len(raw) == 0 || raw[0] == '[' {
 		body.EachItem(raw, func(item []byte) {
@@ -75,12 +74,7 @@ func largest(raw []byte) (most float64) {
 		})
 		return most
 	}
-	text, ok := body.TextOf(raw)
-	if !ok {
-		text = string(raw)
-	}
-	v, _ := strconv.ParseFloat(strings.ReplaceAll(strings.TrimSpace(text), "_", ""), 64)
-	return v
+	return body.Number(raw)
 }
 
 // areIDs reports whether all numbers in raw are ids of the tokenizer. texts is the greatest depth of a text, -1 for none. pydantic
