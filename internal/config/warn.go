@@ -297,3 +297,24 @@ func (c *Config) warnWorkers(listed []Worker, note report) {
 		}
 	}
 }
+
+// warnUnused reports keys that have no effect because of others. given tells which paths are in the file.
+func (c *Config) warnUnused(given func(path string) bool, note report) {
+	f, r, t, plain, pods := &c.Flow, &c.Routing, &c.Tenants, Default(), cmp.Or(c.Workers.Kubernetes, &Kubernetes{})
+	const unnamed = "have no effect: no request can name one without routing.trust_objectives"
+	trusted, limits := r.Trusted || r.TrustedNames, &r.Policy.Limits
+	limited := limits.MaxActive+limits.MaxQueue > 0 || limits.MaxKVUsage > 0
+	note.each([]wrong{
+		{f.Requests == 0 && fmt.Sprint(*f) != fmt.Sprint(plain.Flow), "flow", "has no effect: without max_requests there is no queue"},
+		{r.Wait.Requests == 0 && r.Wait != plain.Routing.Wait, "routing.wait.timeout", "has no effect without max_requests"},
+		{limits.ShedAt != plain.Routing.Policy.Limits.ShedAt && !limited, "routing.policy.limits.shed_at", "has no effect without max_active, max_queue or max_kv_usage"},
+		{!trusted && len(pods.Objectives) > 0, "workers.kubernetes.objectives", unnamed},
+		{!trusted && len(r.Objectives) > 0, "routing.objectives", unnamed},
+		{r.TrustedNames && len(r.Objectives)+len(pods.Objectives) == 0, "routing.trust_objectives", "has no effect: there are no objectives (routing.objectives, workers.kubernetes.objectives)"},
+		{t.TrustIngress && t.Name() == "", "tenants.trust_ingress", "has no effect without header or salt_header"},
+		{given("tenants.required") && t.SaltHeader == "", "tenants.required", "has no effect without salt_header"},
+	})
+	if f.Requests > 0 {
+		c.warnUnusedFlow(trusted, note.under("flow"))
+	}
+}
