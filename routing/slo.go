@@ -53,7 +53,7 @@ func (d *decision) meet() error {
 	}
 	total, says, meets := len(d.cands), "are predicted to meet", func(c *candidate) bool { return c.ttft <= limit }
 	if met == 0 && d.r.config.Unmet == UnmetRefuse {
-		says, meets = "are tried for", func(c *candidate) bool { // also where nothing runs: else nothing is learned
+		says, meets = "are tried, as none is predicted to meet", func(c *candidate) bool { // also where nothing runs: else nothing is learned
 			t := &d.r.targets[c.slot]
 			late := t.progress.overdue(d.now, t.progress.Due) * (1 + t.fitOf().Spread)
 			return (c.ttft-late <= limit || t.load.Active == 0) && d.now >= t.health.Probe-probeEvery+retryOverdue
