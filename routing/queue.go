@@ -534,19 +534,21 @@ type TenantState struct {
 	Served   int64   `json:"served"`
 }
 
-// Tenants lists at most that many tenants, those with the most waiters first.
+// Tenants lists at most that many tenants, those with the most waiters first. It keeps no others: thousands may wait.
 func (q *Queue) Tenants(most int) (list []TenantState) {
+	order := func(a, b TenantState) int {
+		return cmp.Or(b.Requests-a.Requests, b.Priority-a.Priority, strings.Compare(a.Tenant, b.Tenant))
+	}
 	for priority, b := range q.bands {
 		for _, t := range b.tenants {
-			if t.requests > 0 {
-				list = append(list, TenantState{t.name, priority, t.weight, t.requests, int64(t.served)})
+			s := TenantState{t.name, priority, t.weight, t.requests, int64(t.served)}
+			if t.requests > 0 && most > 0 && (len(list) < most || order(s, list[most-1]) < 0) {
+				at, _ := slices.BinarySearchFunc(list, s, order)
+				list = slices.Insert(list[:min(len(list), most-1)], at, s)
 			}
 		}
 	}
-	slices.SortFunc(list, func(a, b TenantState) int {
-		return cmp.Or(b.Requests-a.Requests, b.Priority-a.Priority, strings.Compare(a.Tenant, b.Tenant))
-	})
-	return list[:min(most, len(list))]
+	return list
 }
 
 // Drain estimates how long the waiters take to get places, up to a minute, by the pace at which the last ones got theirs.

@@ -245,6 +245,36 @@ func TestQueueForgetsTenants(t *testing.T) {
 	}
 }
 
+// Those with the most waiters are listed, of however many, and no others are kept on the way.
+func TestTenantsThatWaitMost(t *testing.T) {
+	const tenants, most = 500, 20
+	q := Queue{Bounds: Bounds{Requests: 100_000}}
+	waits := map[string]int{}
+	for i := range 10 * tenants {
+		name := fmt.Sprintf("t%03d", i*i%tenants)
+		waits[name]++
+		q.Push(Waiter{ID: uint64(i + 1), Tenant: name, Priority: i % 2})
+	}
+	all := q.Tenants(math.MaxInt)
+	for i, s := range all {
+		if waits[s.Tenant] -= s.Requests; i > 0 {
+			if last := all[i-1]; last.Requests < s.Requests || last.Requests == s.Requests && (last.Priority < s.Priority || last.Priority == s.Priority && last.Tenant >= s.Tenant) {
+				t.Errorf("got %+v before %+v", last, s)
+			}
+		}
+	}
+	for name, n := range waits {
+		if n != 0 {
+			t.Errorf("%s: %d waiters are not listed", name, n)
+		}
+	}
+	for _, n := range []int{0, 1, most, len(all), len(all) + 1} {
+		if got, want := q.Tenants(n), all[:min(n, len(all))]; !slices.Equal(got, want) || cap(got) > 2*n+8 {
+			t.Errorf("of at most %d: got %+v (room for %d), want %+v", n, got, cap(got), want)
+		}
+	}
+}
+
 // A request that is refused in the end sheds no other.
 func TestARefusedWaiterShedsNone(t *testing.T) {
 	q := Queue{Bounds: Bounds{Requests: 4, Bytes: 100}}
