@@ -368,12 +368,12 @@ func (r *Request) MaxTokens() (n int64, ok bool) {
 
 // Number returns the number that raw is, or that it has as a text: all engines read numbers in requests with pydantic, which
 // takes "3", " +3.0" and "1_0" too. It returns 0 for anything else.
-func Number(raw []byte) float64 {
-	text, ok := TextOf(raw)
-	if !ok {
-		text = string(raw)
+func Number(raw []byte) (v float64) {
+	if text, ok := TextOf(raw); ok {
+		v, _ = strconv.ParseFloat(strings.ReplaceAll(strings.TrimSpace(text), "_", ""), 64)
+	} else if len(raw) > 0 {
+		v, _ = strconv.ParseFloat(string(raw), 64)
 	}
-	v, _ := strconv.ParseFloat(strings.ReplaceAll(strings.TrimSpace(text), "_", ""), 64)
 	if math.IsNaN(v) { // it would hide larger ones
 		return 0
 	}
