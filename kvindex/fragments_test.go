@@ -221,3 +221,36 @@ func TestALookupReadsABoundedNumberOfRuns(t *testing.T) {
 		}
 	}
 }
+
+// At that bound targets with sliding windows are found with what their windows hold within it, never with more: one that keeps
+// the windows of all blocks with as many blocks as the others, one that keeps those at the prompt's end only with none.
+func TestWindowsAtTheBoundOfALookup(t *testing.T) {
+	const blocks, slots, bound = 200, 1024, maxMatchRuns / 1024
+	x, hashes := single(t, blocks, slots, true)
+	_, names := contents(1, blocks)
+	for s, kept := range map[Slot][]EngineHash{1: names, 2: names[blocks-2:], 3: names[:bound-10]} {
+		if err := x.Apply(s, &Event{Kind: Stored, Group: 1, Window: 32, BlockSize: 16, Hashes: kept}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for prompt, want := range map[int]map[Slot]int{
+		blocks:     {0: bound, 1: bound, 2: 0, 3: bound - 10},
+		bound:      {0: bound, 1: bound, 2: 0, 3: bound - 10},
+		bound - 20: {0: bound - 20, 1: bound - 20, 2: 0, 3: bound - 20},
+	} {
+		var m Matches
+		x.Match(hashes[:prompt], &m)
+		got := map[Slot]int{}
+		for _, h := range m.Holders {
+			got[h.Slot] = int(h.Total())
+		}
+		for s, n := range want {
+			if got[s] != n {
+				t.Errorf("of %d blocks: slot %d holds %d, want %d", prompt, s, got[s], n)
+			}
+		}
+		if len(m.Holders) != slots-1 || m.Blocks != want[0] {
+			t.Errorf("of %d blocks: got %d holders and %d blocks", prompt, len(m.Holders), m.Blocks)
+		}
+	}
+}

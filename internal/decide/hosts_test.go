@@ -401,6 +401,13 @@ func TestNoIDsEndAnSGLang(t *testing.T) {
 			}
 			end(&d, 200)
 		}
+		// A body of which a part is here only is not looked into: nothing says what the rest is.
+		r := &extproc.Request{ID: "r", Method: "POST", Path: "/v1/completions", Body: []byte(`{"model":"demo","prompt":[-1],`), Partial: true}
+		d := extproc.Await(t.Context(), b.Decide(t.Context(), r))
+		if e := b.decisions.Find("r"); d.Reject != nil || d.Endpoint == "" || d.Body != nil || e.Degraded != degradedPartial {
+			t.Errorf("%v, a part of a body: got %+v, degraded %q, want it to pass", engine, d.Reject, e.Degraded)
+		}
+		end(&d, 200)
 	}
 }
 

@@ -27,7 +27,6 @@ func rawEngine(t *testing.T, send func(c net.Conn)) (endpoint string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	hello := slices.Concat([]byte("\xff\x00\x00\x00\x00\x00\x00\x00\x00\x7f\x03\x01NULL"), make([]byte, 48), []byte("\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"))
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -36,7 +35,7 @@ func rawEngine(t *testing.T, send func(c net.Conn)) (endpoint string) {
 			}
 			go func() {
 				defer c.Close()
-				_, _ = c.Write(hello)
+				_, _ = c.Write(pubHello)
 				go send(c)
 				_, _ = io.Copy(io.Discard, c)
 			}()
@@ -44,6 +43,9 @@ func rawEngine(t *testing.T, send func(c net.Conn)) (endpoint string) {
 	}()
 	return "tcp://" + l.Addr().String()
 }
+
+// pubHello is what a publisher writes before its batches.
+var pubHello = slices.Concat([]byte("\xff\x00\x00\x00\x00\x00\x00\x00\x00\x7f\x03\x01NULL"), make([]byte, 48), []byte("\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"))
 
 // batchFrame is a message with one removal, of about that many bytes.
 func batchFrame(seq uint64, size int) []byte {

@@ -1,8 +1,13 @@
 package feed
 
 import (
+	"errors"
+	"io"
 	"net"
+	"runtime"
+	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -78,4 +83,50 @@ func TestConnectionsThatFailEarlyArePaced(t *testing.T) {
 			t.Errorf("got %d connections in 10 minutes, want 120 to 250", n)
 		}
 	})
+}
+
+// An engine that connects to the feed sets the pace: each connection is read at once, whatever the pauses between connections that
+// the feed makes itself. It replaces the one before, so that only one is read and held, and what fails is told once a minute.
+func TestEnginesThatConnectSetThePace(t *testing.T) {
+	path, w := t.TempDir()+"/s", &warnings{}
+	src := Source{Worker: "a", Rank: kvindex.NoRank, Engine: VLLM, BlockSize: 16, Endpoint: "ipc://" + path, Bind: true, ReconnectMin: time.Hour, ReconnectMax: time.Hour}
+	f, err := Start(t.Context(), src, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var last net.Conn
+	before := runtime.NumGoroutine()
+	for n := range uint64(100) {
+		c, err := (&net.Dialer{}).DialContext(t.Context(), "unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		frame := batchFrame(n, 90)
+		if n%2 == 1 {
+			frame = []byte("\xff garbage") // ends the connection
+		}
+		if _, err := c.Write(slices.Concat(pubHello, frame)); err != nil {
+			t.Fatal(err)
+		}
+		for f.Status().Connects <= n || n%2 == 0 && f.Status().Counts.Applied <= n/2 {
+			time.Sleep(time.Millisecond)
+		}
+		if last != nil {
+			_ = last.SetReadDeadline(time.Now().Add(10 * time.Second))
+			if _, err := io.Copy(io.Discard, last); err != nil && !errors.Is(err, syscall.ECONNRESET) {
+				t.Fatalf("connection %d: %v, want the one before closed", n, err)
+			}
+		}
+		last = c
+		if more := runtime.NumGoroutine() - before; more > 20 {
+			t.Fatalf("connection %d: got %d more goroutines", n, more)
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.list) > 1 {
+		t.Errorf("got %d warnings, want one a minute", len(w.list))
+	}
 }
