@@ -7,7 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// address is a client's IPv4 address, or the /64 prefix of its IPv6 address, as a client usually has a whole /64. 0 is none.
+// address is a client's IPv4 address, or the /56 prefix of its IPv6 address: providers give one to a home, which has 256 /64.
+// 0 is none.
 type address uint64
 
 // clientAddress reads the attribute source.address, "ip:port"; anything else, such as the path of a Unix socket, is none.
@@ -18,9 +19,9 @@ func clientAddress(text []byte) address {
 	}
 	b := a.Addr().As16()
 	if a.Addr().Unmap().Is4() {
-		return address(binary.BigEndian.Uint64(b[8:])) // ::ffff:a.b.c.d. No /64 in use has this number.
+		return address(binary.BigEndian.Uint64(b[8:])) // ::ffff:a.b.c.d. No /56 in use has this number.
 	}
-	return max(1, address(binary.BigEndian.Uint64(b[:8])))
+	return max(1, address(binary.BigEndian.Uint64(b[:8])&^0xff))
 }
 
 // addresses counts the open requests of each client. It is safe for concurrent use.

@@ -66,8 +66,8 @@ func TestOpenRequestsOfAnAddressAreBounded(t *testing.T) {
 	first := map[string]context.CancelFunc{}
 	for i, source := range []string{"192.0.2.1:10", "[2001:db8::1]:10", "192.0.2.2:10", "", "/run/socket"} {
 		for k := range most {
-			// Another port, another address of the /64: the same client.
-			s := strings.NewReplacer(":10", fmt.Sprint(":1", k), "::1", fmt.Sprint("::", k+1)).Replace(source)
+			// Another port, another network of the /56: the same client.
+			s := strings.NewReplacer(":10", fmt.Sprint(":1", k), "::1", fmt.Sprintf(":0:%x::", k)).Replace(source)
 			status, end := open(s, []filterv3.ProcessingMode_BodySendMode{buffered, streamed}[(i+k)%2])
 			if status != 0 {
 				t.Fatalf("request %d of %q: got status %d, want none", k, s, status)
@@ -77,7 +77,7 @@ func TestOpenRequestsOfAnAddressAreBounded(t *testing.T) {
 	}
 	for source, want := range map[string]int{
 		"192.0.2.1:99": 429, "[::ffff:192.0.2.1]:99": 429, "[2001:db8::ffff]:99": 429, "[2001:db8::1%eth0]:99": 429,
-		"192.0.2.3:99": 0, "[2001:db8:0:1::1]:99": 0, "": 0, "/run/socket": 0,
+		"[2001:db8:0:1::1]:99": 429, "[2001:db8:0:ff::1]:99": 429, "[2001:db8:0:100::1]:99": 0, "[2001:db8:1::1]:99": 0, "192.0.2.3:99": 0, "": 0, "/run/socket": 0,
 	} {
 		if got, end := open(source, buffered); got != want {
 			t.Errorf("a further request of %q: got status %d, want %d", source, got, want)
@@ -88,8 +88,8 @@ func TestOpenRequestsOfAnAddressAreBounded(t *testing.T) {
 	if n := b.failed(FailureNoAddress); n != 2*most+2 {
 		t.Errorf("got %d requests without an address in the metrics, want %d", n, 2*most+2)
 	}
-	if n := b.failed(FailureTooManyRequests); n != 4 {
-		t.Errorf("got %d refused requests in the metrics, want 4", n)
+	if n := b.failed(FailureTooManyRequests); n != 6 {
+		t.Errorf("got %d refused requests in the metrics, want 6", n)
 	}
 	waitFor(t, func() bool { return counted() == 3*most })
 	first["192.0.2.1:10"]()

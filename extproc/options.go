@@ -32,7 +32,7 @@ type Options struct {
 	// (0.25 s at MaxBodies) are answered with 503, or else the new one.
 	MaxBodies    int
 	MaxBodyBytes int64
-	// MaxPerAddress limits the open requests of one client, by the attribute source.address (IPv6 by /64); further ones are
+	// MaxPerAddress limits the open requests of one client, by the attribute source.address (IPv6 by /56); further ones are
 	// answered with 429. 0 means unlimited, as are requests without the attribute and streams that begin with another message.
 	MaxPerAddress int
 	// MaxStreams limits the concurrent streams of one connection; 0 means unlimited. See GRPCOptions.

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85565
+	totalLimit = 85566
 	totalGoal  = 62000
 )
 
@@ -47,7 +47,7 @@ var rooms = []struct {
 	// 25 for the list of tenants that wait, which nothing showed (routing/queue.go), with 24, 9 and 3 of decide, observe, rim.
 	// 10 for lines that had been joined to fit the limit, and 3 of decide.
 	// 4 for the name of the product, which extproc had in its responses and certificate (extproc/options.go).
-	{"heart", 23004, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 23005, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	// 80 for what the parts of a template cost: a request's template ignored the deadline, or ended the process (jinja/machine.go).
 	// 20 for a bound of a folder's templates together (bpe/config.go).
 	// 11 for the pace of comparisons, which each connection to an event port started (shape/checker.go).

@@ -85,7 +85,7 @@ func TestConnectionsThatFailEarlyArePaced(t *testing.T) {
 	})
 }
 
-// An engine that connects to the feed sets the pace: each connection is read at once, whatever the pauses between connections that
+// An engine that connects to the feed sets the pace: each connection is read immediately, whatever the pauses between connections that
 // the feed makes itself. It replaces the one before, so that only one is read and held, and what fails is told once a minute.
 func TestEnginesThatConnectSetThePace(t *testing.T) {
 	path, w := t.TempDir()+"/s", &warnings{}
