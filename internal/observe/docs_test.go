@@ -215,7 +215,7 @@ func TestMetricsInPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	var sources strings.Builder
-	for _, pattern := range []string{"../../extproc/*.go", "../*/*.go", "../../cmd/kvlane/*.go"} {
+	for _, pattern := range []string{"../../extproc/*.go", "../*/*.go", "../tokens/shape/*.go", "../../cmd/kvlane/*.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
