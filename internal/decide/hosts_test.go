@@ -440,7 +440,8 @@ func TestTheCauseThatABodyHasToBeReadIsNamed(t *testing.T) {
 // Engines repeat salts and ids of sessions in each of their events.
 func TestLongNamesReachNoEngine(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
-	for _, field := range []string{`"session_id":"%s"`, `"cache_salt":"%s"`, `"extra_key":["a","%s"]`, `"vllm_xargs":{"session_id":"%s"}`, `"session\u005fid":"%s"`} {
+	for _, field := range []string{`"session_id":"%s"`, `"cache_salt":"%s"`, `"extra_key":["a","%s"]`, `"vllm_xargs":{"session_id":"%s"}`, `"session\u005fid":"%s"`,
+		`"x":[{"type":"image_url","image_url":{"url":"data:,"},"uuid":"%s"}]`, `"x":[{"uuid":null,"u\u0075id" : "%s"}]`} {
 		for n, refused := range map[int]bool{4000: false, 4095: true, 1 << 20: true} {
 			for _, path := range []string{"/v1/completions", "/other"} {
 				d, _ := b.ask(path, `{"model":"demo","prompt":"x",`+fmt.Sprintf(field, strings.Repeat("x", n))+`}`)
@@ -450,5 +451,12 @@ func TestLongNamesReachNoEngine(t *testing.T) {
 				end(&d, 200)
 			}
 		}
+	}
+	for _, field := range []string{`"uuid":1,"x":"%s"`, `"x":["uuid","%s"]`, `"uuids":"%s"`} {
+		d, _ := b.ask("/v1/completions", `{"model":"demo","prompt":"x",`+fmt.Sprintf(field, strings.Repeat("x", 5000))+`}`)
+		if d.Reject != nil {
+			t.Errorf("%s: got %+v, want no refusal", field, d.Reject)
+		}
+		end(&d, 200)
 	}
 }

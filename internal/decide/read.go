@@ -202,11 +202,14 @@ func (j *job) findStored(text string) error {
 	return nil
 }
 
-// maxName is the length in bytes, as written, of the longest salt or id of a session that passes: engines repeat it in the
-// event of each block, and keep thousands of events.
+// maxName is the length in bytes, as written, of the longest salt, id of a session or uuid of a medium that passes: engines
+// repeat it in the event of each block, and keep thousands of events.
 const maxName = 4096
 
 func (j *job) readNames(req *body.Request) error {
+	if req.NamesMediumAtLength(maxName) {
+		return j.fail(400, "kvlane_name_too_long", "the uuid of a medium has at most 4096 bytes")
+	}
 	for _, raw := range [...][]byte{req.Raw(body.FieldSessionID), req.Raw(body.FieldCacheSalt), req.Raw(body.FieldExtraKey), req.Member(body.FieldVLLMXArgs, "session_id")} {
 		longest := len(raw)
 		if longest > maxName && raw[0] == '[' {

@@ -22,6 +22,9 @@ const (
 	shownFor = 15 * time.Second
 	// maxListing bounds the workers that are queried concurrently.
 	maxListing = 16
+	// maxList bounds the answer to a client in bytes: one engine may list megabytes, which the connection to Envoy carries
+	// before all later decisions.
+	maxList = 1 << 20
 )
 
 // catalog holds the names that workers list in GET /v1/models in addition to the models that they declare, such as
@@ -142,7 +145,8 @@ func (f *Fleet) list(ctx context.Context, ttl time.Duration) bool {
 
 // Catalog is an answer to GET /v1/models. It is not changed.
 type Catalog struct {
-	// JSON is the list, sorted by name; nil if no worker has listed a model.
+	// JSON is the list, sorted by name, of at most maxList bytes: a longer one has names only. It is nil if that does not suffice,
+	// or no worker has listed a model.
 	JSON   []byte
 	Models map[string]workers.Listed
 	// Whole reports whether all ready workers have answered.
@@ -204,7 +208,14 @@ func (s *Catalog) fill(lists map[string]listed) {
 	for _, id := range slices.Sorted(maps.Keys(s.Models)) {
 		out = append(out, s.Models[id])
 	}
-	if text, err := json.Marshal(map[string]any{"object": "list", "data": out}); err == nil { // all fields were parsed
+	text, err := json.Marshal(map[string]any{"object": "list", "data": out})
+	if len(text) > maxList {
+		for i := range out {
+			out[i] = workers.Listed{ID: out[i].ID, Object: "model"}
+		}
+		text, err = json.Marshal(map[string]any{"object": "list", "data": out})
+	}
+	if err == nil && len(text) <= maxList { // all fields were parsed
 		s.JSON = text
 	}
 }

@@ -65,3 +65,41 @@ func TestTheCostOfLists(t *testing.T) {
 		t.Errorf("got %v allocations for a list and %v for a question with 10 workers, %v and %v with 40: want about the same", ask, show, ask4, show4)
 	}
 }
+
+// One engine's list does not make the answers to clients large, which all later decisions wait for.
+func TestTheListOfModelsIsBounded(t *testing.T) {
+	long := strings.Repeat("<", 1000)
+	for name, c := range map[string]struct {
+		id, root string
+		n        int
+		want     bool
+		rooted   bool
+	}{
+		"a few":                  {"m%d", "/m", 3, true, true},
+		"long fields":            {"m%d", long, 1000, true, false},
+		"long names and nothing": {"m%d" + long, "/m", 1000, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var entries []string
+			for i := range c.n {
+				entries = append(entries, fmt.Sprintf(`{"id":"`+c.id+`","root":%q}`, i, c.root))
+			}
+			srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				_, _ = io.WriteString(w, `{"data":[`+strings.Join(entries, ",")+`]}`)
+			}))
+			defer srv.Close()
+			cfg := config.Default()
+			f := start(t, &cfg)
+			w := worker("a", 1)
+			w.Address = srv.Listener.Addr().String()
+			f.SetWorkers([]workers.Worker{w})
+			shown := f.Listed(t.Context())
+			if len(shown.Models) != c.n || !shown.Whole || (shown.JSON != nil) != c.want || len(shown.JSON) > maxList {
+				t.Fatalf("got %d models, whole %v, %d bytes, want %d models, at most 1 MiB, none %v", len(shown.Models), shown.Whole, len(shown.JSON), c.n, !c.want)
+			}
+			if c.want && (!strings.Contains(string(shown.JSON), `"id":"m2"`) || strings.Contains(string(shown.JSON), `"root"`) != c.rooted) {
+				t.Errorf("got %.200s, want the names, and the fields %v", shown.JSON, c.rooted)
+			}
+		})
+	}
+}

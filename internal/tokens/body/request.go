@@ -343,6 +343,28 @@ func namesMedium(part []byte) bool {
 	return slices.ContainsFunc(mediumNames[:], func(name string) bool { return isSet(Member(part, name)) })
 }
 
+// NamesMediumAtLength reports whether the body has, wherever it is, a uuid of more than most bytes as written.
+func (r *Request) NamesMediumAtLength(most int) bool {
+	if len(r.Body) <= most || !bytes.Contains(r.Body, []byte("uuid")) && !bytes.Contains(r.Body, []byte(`\u00`)) {
+		return false
+	}
+	s, uuid := scanner{b: r.Body}, false // uuid: the last key was this
+	for i := 0; i < len(s.b); i++ {
+		if s.b[i] != '"' {
+			continue
+		}
+		end := s.str(i)
+		text := s.b[i:end]
+		i = end - 1
+		if colon := s.space(end); colon < len(s.b) && s.b[colon] == ':' {
+			uuid = IsKey(text, "uuid")
+		} else if uuid && len(text) > most {
+			return true
+		}
+	}
+	return false
+}
+
 // isSet reports whether a member exists and is not null.
 func isSet(raw []byte) bool { return len(raw) > 0 && raw[0] != 'n' }
 
