@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85602
+	totalLimit = 85603
 	totalGoal  = 62000
 )
 
@@ -66,7 +66,8 @@ var rooms = []struct {
 	{"tokens", 29118, 22000, []string{"internal/tokens"}},
 	{"fleet", 4752, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
-	{"observe", 1668, 1300, []string{"internal/observe"}},
+	// 1 for the headers that a span kept (observe/trace.go).
+	{"observe", 1669, 1300, []string{"internal/observe"}},
 	// 6 for requests that vLLM refuses as too long, which are not split (decide/split.go).
 	// 8 for the one cause that a refusal names (decide/read.go).
 	{"decide", 3310, 1700, []string{"internal/decide"}},

@@ -100,7 +100,8 @@ func (t *Tracer) Start(e *Entry, r *extproc.Request) {
 	}
 	parent := propagation.MapCarrier{}
 	for _, name := range []string{"traceparent", "tracestate"} {
-		parent[name], _ = r.Header(name)
+		value, _ := r.Header(name)
+		parent[name] = strings.Clone(value) // the span stays, the other headers need not
 	}
 	ctx := propagation.TraceContext{}.Extract(context.Background(), parent)
 	_, e.span = t.tracer.Start(ctx, "request", trace.WithTimestamp(e.At), trace.WithSpanKind(trace.SpanKindServer)) //nolint:spancheck // endSpan ends it
