@@ -15,7 +15,7 @@ ACTIONLINT_VERSION := v1.7.12
 CRANE_VERSION     := v0.22.1
 GOTESTSUM         := $(BIN)/gotestsum-$(GOTESTSUM_VERSION)
 # grpc's request traces (golang.org/x/net/trace) render pages with html/template, which finds methods by name: with it in
-# the binary the linker keeps every exported method, 5 MB that nobody calls. A test of cmd/kvlane finds whoever does that again.
+# the binary the linker keeps every exported method, 5 MB that are never called. A test of cmd/kvlane finds code that does that again.
 TAGS    := grpcnotrace
 # All builds without the race detector have the same flags, linters too: what one target has compiled, the next one takes.
 export GOFLAGS     := -buildvcs=false -trimpath -tags=$(TAGS)
@@ -54,7 +54,7 @@ run: able build envoy ## Brings up Envoy, Kvlane and simulated engines, prints a
 	@$(call demo,)
 
 .PHONY: run-pd
-run-pd: able build envoy ## The same with prefill and decode apart, two engines each
+run-pd: able build envoy ## The same with prefill and decode disaggregated, two engines each
 	@$(call demo,--pd)
 
 .PHONY: run-fleet

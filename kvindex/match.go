@@ -59,7 +59,7 @@ func (x *Index) MatchPrompt(hashes []Hash, tokens, unused int, m *Matches) {
 }
 
 // maxMatchRuns bounds what a lookup reads, to about a millisecond, some if blocks are on two tiers: its last segment is the one
-// that reaches this number. Of a prompt whose blocks are segments of their own, and which 1,024 targets hold, it finds 64 blocks.
+// that reaches this number. If each block is a segment of its own that 1,024 targets hold, 64 blocks are found.
 const maxMatchRuns = 1 << 16
 
 func (x *Index) match(hashes []Hash, tokens, unused int, m *Matches) {

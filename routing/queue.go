@@ -106,8 +106,8 @@ type Queue struct {
 	held []int64
 	// idle is the number of idle targets when waiters were last looked at.
 	idle int
-	// served holds the tokens served to each conversation. At maxServed entries it becomes older, and the former older
-	// is dropped.
+	// served holds the tokens served to each conversation. A map with maxServed entries becomes older, and the map that
+	// was older is dropped.
 	served, older map[Key]int64
 	// placed is the number of waiters that got places while there were waiters, busy how long that was until counted.
 	placed        float64

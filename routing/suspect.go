@@ -97,7 +97,7 @@ type health struct {
 	// Failures counts failed answers in a row, Broken those in a row that the engine broke off.
 	Failures int32 `json:"failures,omitempty"`
 	Broken   int32 `json:"broken,omitempty"`
-	// Blamed is whose all failures in a row were.
+	// Blamed is the party of all failures in a row, as far as they have one in common.
 	Blamed party `json:"blamed,omitzero"`
 	// Suspect is why the target is avoided, By whose requests avoid it, and Probe when it may get one again.
 	Suspect string        `json:"suspect,omitempty"`

@@ -5,7 +5,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$1; shift
 mkdir -p "$folder/bin"; folder=$(cd "$folder" && pwd)
-exec {lock}>"$folder/lock"; flock "$lock" # of two at once, the second finds all made
+exec {lock}>"$folder/lock"; flock "$lock" # of two concurrent runs, the second finds all made
 # Without inlining and debugging data compilers take a quarter less time; e2e/chart/build.sh has the same flags, and shares what is made.
 export CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath '-gcflags=all=-l -dwarf=false'" GOTOOLCHAIN=local
 # Compilers that collect no garbage below 2 GiB take a seventh less time.
@@ -55,7 +55,7 @@ build() { # build TOOL OUTPUT
   esac
 }
 
-# What the tests read beside the programs: resource definitions and Istio's chart.
+# What the tests read besides the programs: resource definitions and Istio's chart.
 (cd "$here/tools/conformance" && go mod download sigs.k8s.io/gateway-api sigs.k8s.io/gateway-api-inference-extension sigs.k8s.io/gateway-api-inference-extension/conformance)
 for tool; do
   [[ $tool != pilot-discovery ]] || (cd "$here/tools/istio" && go mod download istio.io/istio)

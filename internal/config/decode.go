@@ -207,7 +207,7 @@ type entry struct {
 	value ast.Node
 }
 
-// instead maps a section, and what is given in its place, to what is likely meant.
+// instead maps a section, and the kind of value that stands in its place, to what is probably meant.
 var instead = map[string]string{
 	"routing value":        ": a policy is named by routing.preset",
 	"routing.policy value": ": a policy is named by routing.preset",

@@ -50,8 +50,8 @@ func habit(words string) *regexp.Regexp { return regexp.MustCompile(`(?i)\b` + w
 
 const proseFile = "prose.txt"
 
-// TestProse counts habits in comments and messages of Go files by room, and in documents and descriptions of the configuration. A
-// count may only fall: prose.txt has the ones of now.
+// TestProse counts habits in comments and messages of Go files by room, and in documents, scripts and descriptions of the
+// configuration. A count may only fall: prose.txt has the ones of now.
 func TestProse(t *testing.T) {
 	counts, places := map[string]int{}, map[string][]string{}
 	count := func(room, place, text string) {
@@ -69,9 +69,18 @@ func TestProse(t *testing.T) {
 			}
 		}
 	}
+	hidden, err := filepath.Glob(root + "/.ci/*")
+	if err != nil || len(hidden) == 0 {
+		t.Fatalf("got %q, %v, want the scripts of .ci", hidden, err)
+	}
+	for _, path := range hidden {
+		count("scripts", strings.TrimPrefix(path, root+"/"), remarks(read(t, path)))
+	}
 	repository(t, func(path string) {
 		name := filepath.ToSlash(strings.TrimPrefix(path, root+string(filepath.Separator)))
 		switch {
+		case script.MatchString(name):
+			count("scripts", name, remarks(read(t, path)))
 		case filepath.Ext(path) == ".md":
 			text, wide := document(read(t, path))
 			count("docs", name, text)
@@ -149,6 +158,18 @@ func messages(f *ast.File) string {
 	return b.String()
 }
 
+// script is the files whose comments begin with #.
+var script = regexp.MustCompile(`(^|/)(Makefile|Dockerfile|NOTES\.txt)$|\.(sh|py|yaml|yml|tpl)$`)
+
+// remarks returns the comments of a script, and what it prints.
+func remarks(text string) string {
+	var b strings.Builder
+	for _, m := range regexp.MustCompile(`(?m)#+ (.*)$|\b(?:echo|print)\b(.*)$`).FindAllStringSubmatch(text, -1) {
+		b.WriteString(m[1] + m[2] + ".\n")
+	}
+	return b.String()
+}
+
 // document returns the prose of a Markdown text with each paragraph on a line, without code blocks, and the number of its lines
 // that are too long.
 func document(text string) (prose string, wide int) {
@@ -198,7 +219,7 @@ func roomNames() (names []string) {
 	for _, r := range rooms {
 		names = append(names, r.name)
 	}
-	return append(names, "docs", "schema")
+	return append(names, "docs", "schema", "scripts")
 }
 
 func instead(key string) string {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Prints the figures of docs/benchmarks.md in a few minutes: tokenizer beside Hugging Face's, a conversation from body bytes to
-# block hashes, whole decisions, index, routing, and loads through the real Envoy beside a server that does nothing.
+# Prints the figures of docs/benchmarks.md in a few minutes: tokenizer next to Hugging Face's, a conversation from body bytes to
+# block hashes, whole decisions, index, routing, and loads through the real Envoy next to a server that does nothing.
 # Processor times, so that they hold on a machine that is busy; still, compare only what one run printed.
-# Peers beside Hugging Face's library are measured if they are in .tools/bench-venv: .tools/bench-venv/bin/pip install
+# Peers besides Hugging Face's library are measured if they are in .tools/bench-venv: .tools/bench-venv/bin/pip install
 # fastokens==0.3.5 gigatoken==0.10.0. Its own next version needs another environment, whose Python runs reference.py by
 # hand on the texts of KVLANE_BENCH_TEXTS=FOLDER go test -run '^$' -bench '^BenchmarkEncode$' ./internal/tokens/bpe:
 # python3 -m venv NEXT && NEXT/bin/pip install tokenizers==1.0.0rc3.

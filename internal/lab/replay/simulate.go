@@ -578,7 +578,7 @@ func (s *simulation) ended(j *job) {
 	s.over(j)
 }
 
-// over ends a request, and its client goes on.
+// over ends a request. Its client then sends its next ones.
 func (s *simulation) over(j *job) {
 	j.ended = s.now
 	s.live--

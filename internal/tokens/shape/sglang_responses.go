@@ -285,8 +285,8 @@ func (t *sglangTurns) continues(msg *jinja.Dict) bool {
 	return textAt(last, "phase") == textAt(msg, "phase") || thought && last.Len() == 2
 }
 
-// finish joins the parts of the last message. If all are texts, they become one text; else a list of parts, of which
-// the texts before the first other part are one.
+// finish joins the parts of the last message: texts only become one text, others a list of parts that begins with the
+// joined texts before the first other part.
 func (t *sglangTurns) finish() {
 	if len(t.list) == 0 {
 		return
