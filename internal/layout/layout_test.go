@@ -54,7 +54,7 @@ var rooms = []struct {
 	// 20 for a bound of a folder's templates together (bpe/config.go).
 	// 11 for the pace of comparisons, which each connection to an event port started (shape/checker.go).
 	// 12 for a bound of pairs that share a place of the merge table: a file could load for hours (bpe/merges.go).
-	// 2 for what the words of the hash protect from (bpe/store.go).
+	// 2 for what the words of the hash protect from (bpe/idcache.go).
 	// 66 for the URLs of media, which name any host of the engines' network to them (body/media.go); 15 and 25 of other rooms.
 	// 19 for the fields that this checks, and for min_tokens above the rest of the context (body/field.go, shape/vllm.go).
 	// 54 for n and logprobs of any size, which end an SGLang engine as ids beyond its vocabulary do (shape/sglang_ids.go), with
