@@ -117,8 +117,8 @@ func (b *bodies) trimLater() {
 	}
 }
 
-// trim drops announced bodies, the longest first, that arrive slowly and together exceed maxBytes. Envoy has no bound of
-// their sum but its heap, at which it refuses others; and nothing that ends uploads over HTTP/1.1 that stall.
+// trim drops announced bodies, the longest first, that arrive slowly and together exceed maxBytes. Envoy bounds
+// their sum only by its heap limit, where it refuses other requests, and never ends a stalled upload over HTTP/1.1.
 func (b *bodies) trim() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

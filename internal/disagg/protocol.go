@@ -132,8 +132,8 @@ func (p *Protocol) own(r *body.Request, ids []uint32) string {
 	return ""
 }
 
-// Impossible returns why decode engines cannot serve a request at all, "" if they can. They cannot if the request
-// cannot be split and they cannot compute a prompt by themselves.
+// Impossible returns why decode engines cannot serve a request at all, "" if they can: the
+// request cannot be split, and the decode engines of this protocol compute no prompts.
 func (p *Protocol) Impossible(r *body.Request, ids []uint32) string {
 	if !p.Always || !slices.Contains(p.apis, r.API) {
 		return ""

@@ -371,7 +371,7 @@ func (s *simulation) uncached(rec *record) int64 {
 	return max(int64(rec.Prompt)-best, 0)
 }
 
-// serve places waiting requests whose target has capacity, and four times a second all that may go elsewhere.
+// serve places waiting requests whose target has capacity, and every 0.25 s also those that another target may take.
 func (s *simulation) serve() {
 	all := s.now >= s.nextLook
 	if all {

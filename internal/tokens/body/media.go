@@ -20,7 +20,7 @@ var mediaFields = map[string]fetched{
 	"ref_audio": ofTexts, "ref_audio_2": ofTexts, "audio_path": ofTexts,
 }
 
-// plainFields are top-level fields that hold no prompt, or media that are processed, but may have members with such names.
+// plainFields are top-level fields that hold neither a prompt nor media that are processed, but may have members with such names.
 var plainFields = map[string]bool{"tools": true, "features": true, "functions": true, "response_format": true, "structured_outputs": true, "guided_json": true, "text": true, "metadata": true}
 
 // argumentsDepth is the depth from which input holds the arguments of a tool: that of content parts.

@@ -25,7 +25,7 @@ type unigram struct {
 	longest  int         // token, in bytes
 	// single: sums have 32 bits, as in SentencePiece itself.
 	single bool
-	// summed: the sums run over a whole text, see there. words divides it, limit and margin bound what is kept of a word.
+	// summed: the sums run over a whole text, see encoder.summed. words divides it, limit and margin bound what is kept of a word.
 	summed        bool
 	words         splitter
 	scores        []float64 // by token

@@ -101,8 +101,8 @@ func (m *Model) sglangChat(in input) (*plan, error) {
 
 var mediaOff = strings.Fields("Gemma3ForConditionalGeneration Llama4ForConditionalGeneration Step3VLForConditionalGeneration") // without --enable-multimodal
 
-// sglangCompletes reports whether the tokenizer puts another BOS before a rendered text chat: for a model that accepts
-// media it is passed on as text (OpenAIServingChat._engine_prompt).
+// sglangCompletes reports whether the tokenizer adds its BOS to a rendered chat without media: SGLang passes it on as text
+// if the model accepts media (OpenAIServingChat._engine_prompt).
 func (m *Model) sglangCompletes(in input, p *plan) bool {
 	before, after := m.sglang.Added()
 	takes, known := m.takesMedia()
