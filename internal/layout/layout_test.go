@@ -80,7 +80,7 @@ var rooms = []struct {
 	// 36 for a bound of a repository's files together, and for files that killed downloads left (internal/hub/download.go).
 	// 10 for the client of the admin port in a file of its own (cmd/kvlane/adminclient.go).
 	// 13 for the word that Envoy sends no addresses, without which a bound by address had no effect (cmd/kvlane/serve.go).
-	{"rim", 9388, 6000, []string{
+	{"rim", 9387, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

@@ -12,8 +12,8 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
 )
 
-// mistral is mistral-common 1.13 as vLLM uses it for folders in Mistral's format: validation,
-// normalization and encoding of the versions 1 to 15. Clients' texts never become special tokens.
+// mistral is mistral-common 1.13 as vLLM uses it for folders in Mistral's format: normalization
+// and encoding of the versions 1 to 15. Clients' texts never become special tokens.
 type mistral struct {
 	version  int
 	settings *bpe.MistralSettings
@@ -61,7 +61,8 @@ type mistralMessage struct {
 	contents [][]mistralChunk // of each merged message
 	list     bool             // the content was a list of parts
 	calls    []mistralCall
-	id, name *string // of a tool
+	id       string  // of a tool
+	name     *string // of a tool
 	prefix   bool
 }
 
@@ -100,9 +101,14 @@ func (m *mistral) Append(dst []byte, c *Chat) ([]byte, error) {
 		if messages[i], err = mistralParse(msg); err != nil {
 			return dst, err
 		}
+		if one := &messages[i]; m.version < 3 || m.version < 7 && one.role != "user" {
+			if err := one.only([]string{chunkText}); err != nil {
+				return dst, err
+			}
+		}
 	}
 	messages[len(messages)-1].prefix = c.Continue
-	if err := m.check(messages, c); err != nil {
+	if err := mistralOrder(messages); err != nil {
 		return dst, err
 	}
 	effort, err := m.effort(c)
@@ -121,6 +127,28 @@ func (m *mistral) Append(dst []byte, c *Chat) ([]byte, error) {
 	}
 	w.write(merged)
 	return w.dst, w.err
+}
+
+// mistralNext are the roles that may follow a role.
+var mistralNext = map[string][]string{"system": {"user", "assistant", "system"}, "user": {"assistant", "system", "user"},
+	"assistant": {"assistant", "user", "tool"}, "tool": {"assistant", "tool", "user"}}
+
+// mistralOrder refuses orders of roles that mistral-common refuses. What else its validator refuses of texts, tools and calls is not
+// judged here: the engine answers such a request with an error.
+func mistralOrder(messages []mistralMessage) error {
+	first, last := &messages[0], &messages[len(messages)-1]
+	switch {
+	case len(messages) == 1 && first.role != "user" && first.role != "system":
+		return refuse("Conversation must start with a user message or system message")
+	case len(messages) > 1 && last.role == "assistant" && !last.prefix:
+		return refuse("Expected last role User or Tool (or Assistant with prefix) for serving but got assistant")
+	}
+	for i := 1; i < len(messages); i++ {
+		if !slices.Contains(mistralNext[messages[i-1].role], messages[i].role) {
+			return refuse("Unexpected role '%s' after role '%s'", messages[i].role, messages[i-1].role)
+		}
+	}
+	return nil
 }
 
 // mistralParse reads a message, as the methods from_openai do.
@@ -164,7 +192,10 @@ func mistralParse(msg *jinja.Dict) (m mistralMessage, err error) {
 		if _, ok := msg.Get("tool_call_id"); !ok {
 			return m, refuse("'tool_call_id'")
 		}
-		m.id, m.name = textAt(msg, "tool_call_id"), textAt(msg, "name")
+		m.id = text(msg, "tool_call_id")
+		if name, ok := member(msg, "name").AsString(); ok {
+			m.name = &name
+		}
 	case "system", "developer":
 		m.role, accepted = "system", []string{chunkText, chunkAudio, chunkThink}
 	case "assistant":
@@ -216,14 +247,6 @@ func (m *mistralMessage) only(kinds []string) error {
 func (m *mistralMessage) said() bool {
 	c := m.contents[0]
 	return len(c) > 0 && (m.list || c[0].text != "")
-}
-
-// textAt returns the text under a key, nil if it is not text.
-func textAt(d *jinja.Dict, key string) *string {
-	if s, ok := member(d, key).AsString(); ok {
-		return &s
-	}
-	return nil
 }
 
 // systemPrompt joins the system messages, whose text the versions before 7 put into a user message.
@@ -282,7 +305,7 @@ func sortedResults(results []mistralMessage, calls []string) []mistralMessage {
 		place[id] = i
 	}
 	at := func(r *mistralMessage) int {
-		if i, ok := place[*r.id]; ok {
+		if i, ok := place[r.id]; ok {
 			return i
 		}
 		return len(calls)
@@ -510,14 +533,14 @@ func (w *mistralWriter) result(m *mistralMessage, past bool) {
 			}
 			w.dumps(jinja.List([]jinja.Value{mistralObject("name", name, "content", v)}))
 		} else {
-			w.dumps(mistralObject("content", v, "call_id", jinja.String(*m.id)))
+			w.dumps(mistralObject("content", v, "call_id", jinja.String(m.id)))
 		}
 		w.token(w.endResults)
 		return
 	}
 	w.token(w.beginResults)
 	if w.version < 13 {
-		w.text(*m.id)
+		w.text(m.id)
 		w.token(w.toolContent)
 	}
 	w.chunks(m)

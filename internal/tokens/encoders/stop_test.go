@@ -200,3 +200,12 @@ func TestChatsCostWithTheirLength(t *testing.T) {
 		}
 	}
 }
+
+// allocated returns the bytes that do allocates. No other goroutine may allocate meanwhile.
+func allocated(do func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	do()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}

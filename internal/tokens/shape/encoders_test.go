@@ -201,7 +201,7 @@ func FuzzEncoders(f *testing.F) {
 		}
 		models[name] = m
 	}
-	for _, version := range []string{"v3", "v7", "v13", "v15"} {
+	for _, version := range []string{"v1", "v2", "v3", "v7", "v11", "v13", "v15"} {
 		m, err := shape.Load(fstest.MapFS{"tekken.json": {Data: tekkenOf(f, version, bytesVocabulary())}}, shape.Options{ToolParser: true})
 		if err != nil {
 			f.Fatal(err)
@@ -212,6 +212,10 @@ func FuzzEncoders(f *testing.F) {
 		{"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "y"}]}], "tools": [{"type": "function", "function": {"name": "f", "parameters":
 		{"type": "object", "properties": {"a": {"oneOf": [{"type": "string", "default": 1e30}], "nullable": true}}}}}]}`))
 	f.Add([]byte(`{"messages": [{"role": "tool", "content": ""}], "chat_template_kwargs": {"thinking": true}}`))
+	f.Add([]byte(`{"messages": [{"role": "system", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}, {"role": "user", "content": [{"type": "image_url",
+		"image_url": {"url": "http://x/y"}}]}, {"role": "assistant", "tool_calls": [{"id": "", "type": "function", "function": {"name": "", "arguments": "1"}}]}, {"role": "tool",
+		"tool_call_id": null, "name": 1, "content": "1"}, {"role": "tool", "tool_call_id": "x", "content": [{"type": "image_url", "image_url": {"url": "http://x/y"}}]}],
+		"tools": [{"type": "function", "function": {"name": "$", "parameters": {"type": "x"}}}]}`))
 	f.Add([]byte(`{"instructions": "x", "input": [{"role": "system", "content": ""}, {"type": "function_call", "call_id": "c", "name": "f", "arguments": ""}, {"type": "function_call_output",
 		"call_id": "c", "output": "y"}, {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "z"}]}, {"type": "message", "role": "assistant", "content":
 		[{"type": "output_text", "text": "a"}, {"type": "refusal", "refusal": "b"}]}], "tools": [{"type": "function", "name": "f"}], "truncation": "auto", "reasoning": {"effort": "low"}}`))
@@ -261,7 +265,7 @@ func compareEncoder(t *testing.T, m *shape.Model, name, file string) {
 		api = body.Responses
 	}
 	cached := throughCache{cache: conv.New(64 << 20)}
-	var equal, refused, unknown, different int
+	var equal, refused, unknown, unjudged, different int
 	for c := range encoderCases(t, file) {
 		req, err := body.Parse(api, []byte(c.Body))
 		var got shape.Result
@@ -281,6 +285,8 @@ func compareEncoder(t *testing.T, m *shape.Model, name, file string) {
 			unknown++
 		case c.Status != 0 && errors.As(err, &refusal):
 			refused++
+		case c.Status != 0 && err == nil && strings.HasPrefix(name, "mistral"): // names, calls and schemas of tools are not judged
+			unjudged++
 		default:
 			different++
 			if different <= 10 {
@@ -293,7 +299,7 @@ func compareEncoder(t *testing.T, m *shape.Model, name, file string) {
 			}
 		}
 	}
-	t.Logf("%d equal, %d refused by both, %d not followed, %d different", equal, refused, unknown, different)
+	t.Logf("%d equal, %d refused by both, %d by the engine only, %d not followed, %d different", equal, refused, unjudged, unknown, different)
 	if api == body.Chat && unknown > equal/100 {
 		t.Errorf("%d of %d chats are not followed, want 1 %% at most", unknown, equal)
 	}
