@@ -65,10 +65,8 @@ func commands() []command {
 			"render --tokenizer builtin:qwen3 --tokens < requests.jsonl"},
 		{"tokens-check", "--tokenizer DIR --engine URL", "compare with a live engine", runTokensCheck,
 			"tokens-check --tokenizer /models/qwen3 --engine http://127.0.0.1:8000"},
-		{"events tail", "ENDPOINT", "show an engine's KV events as they come", func(ctx context.Context, io streams, args []string) error { return runEvents(ctx, io, "tail", args) },
+		{"events tail", "ENDPOINT", "show an engine's KV events as they come", runTail,
 			"events tail tcp://10.0.0.5:5557 --replay tcp://10.0.0.5:5558\nevents tail --engine trtllm http://10.0.0.5:8000"},
-		{"events decode", "FILE|-", "show recorded KV events", func(ctx context.Context, io streams, args []string) error { return runEvents(ctx, io, "decode", args) },
-			"events decode frames.jsonl"},
 		{"status", "", "show workers, caches and totals; exit with 1 if Kvlane is not ready", runStatus,
 			"status\nstatus --admin 10.0.0.9:9090 --json"},
 		{"healthcheck", "[--url URL]", "exit with 0 if a URL answers 200, else with 1 and the reason in one line", runHealthcheck,
@@ -202,18 +200,16 @@ func rootCommand(io streams) *cobra.Command {
 		c.Args = cobra.ArbitraryArgs
 	}
 	events := &cobra.Command{Use: "events", Short: "show KV events"}
-	parent(events, "tail ENDPOINT or decode FILE")
+	parent(events, "tail ENDPOINT")
 	for _, c := range commands() {
-		under, name := root, c.name
+		under, name, more := root, c.name, ""
 		if verb, ok := strings.CutPrefix(name, "events "); ok {
-			under, name = events, verb
-			if !events.HasParent() {
-				root.AddCommand(events) // once: a second time, help lists it twice
-			}
+			under, name, more = events, verb, tailHelp
+			root.AddCommand(events)
 		}
 		sub := &cobra.Command{
 			Use: strings.TrimSpace(name + " " + c.args), Short: c.summary,
-			Long:    strings.ToUpper(c.summary[:1]) + c.summary[1:] + "." + eventsHelp[name],
+			Long:    strings.ToUpper(c.summary[:1]) + c.summary[1:] + "." + more,
 			Example: "  kvlane " + strings.ReplaceAll(c.examples, "\n", "\n  kvlane "), DisableFlagParsing: true,
 		}
 		sub.RunE = func(cmd *cobra.Command, args []string) error {

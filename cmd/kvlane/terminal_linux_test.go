@@ -102,7 +102,7 @@ func TestLogOnATerminal(t *testing.T) {
 // A signal ends commands that read or compute; on a terminal they tell how the input ends.
 func TestSignalsEndCommands(t *testing.T) {
 	_, tty := terminal(t)
-	for _, args := range [][]string{{"tokenize", "--tokenizer", "builtin:qwen3"}, {"render", "--tokenizer", "builtin:qwen3"}, {"check", "-"}, {"events", "decode", "-"}} {
+	for _, args := range [][]string{{"tokenize", "--tokenizer", "builtin:qwen3"}, {"render", "--tokenizer", "builtin:qwen3"}, {"check", "-"}} {
 		ctx, cancel := context.WithCancel(t.Context())
 		hints := make(lines, 1000)
 		done := make(chan int, 1)

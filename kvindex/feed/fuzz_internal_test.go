@@ -3,7 +3,7 @@ package feed
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -112,20 +112,49 @@ func TestRanksOfAPollAreBounded(t *testing.T) {
 	}
 }
 
+// play prints batches that were recorded, lines of a number and the payload in hexadecimal, as Tail prints live ones.
+func play(engine Engine, text string, out io.Writer) {
+	p := NewPlayer(Source{Worker: "w", Engine: engine, Rank: kvindex.NoRank, RankFromBatch: true}, &printSink{enc: json.NewEncoder(out), failed: func() {}})
+	for line := range strings.Lines(text) {
+		var seq uint64
+		var payload []byte
+		if n, _ := fmt.Sscanf(line, "%d %x", &seq, &payload); n > 0 {
+			p.Message([][]byte{nil, binary.BigEndian.AppendUint64(nil, seq), payload})
+		}
+	}
+}
+
+// TestPrintedEvents: what is printed of events, gaps, clears and states.
+func TestPrintedEvents(t *testing.T) {
+	t.Parallel()
+	stored := "\x93\xca\x00\x00\x00\x00\x91\x97\xabBlockStored\x91\x05\x00\x92\x01\x02\x02\xc0\xc0\x01"
+	removed := "\x93\xca\x00\x00\x00\x00\x92\x93\xacBlockRemoved\x91\x05\xa3CPU\x91\xb0AllBlocksCleared\x01"
+	var out bytes.Buffer
+	play(VLLM, fmt.Sprintf("3 %x\n5 %x\n6 %x\n", stored, removed, "x"), &out)
+	want := `{"what":"state","target":"w","state":"live","reason":"connected"}
+{"what":"state","target":"w/1","state":"live","reason":"connected"}
+{"what":"stored","target":"w/1","tier":"device","hashes":[5],"parent":0,"block_size":2,"tokens":[1,2]}
+{"what":"state","target":"w/1","state":"gap","reason":"lost_batches"}
+{"what":"clear","target":"w/1","reason":"lost_batches"}
+{"what":"removed","target":"w/1","tier":"host","hashes":[5]}
+{"what":"cleared","target":"w/1"}
+{"what":"state","target":"w/1","state":"live","reason":"caught_up"}
+`
+	if got := out.String(); !strings.HasPrefix(got, want) || !strings.Contains(got, `"what":"warning","target":"w","reason":"malformed"`) {
+		t.Errorf("got\n%s\nwant\n%sand a warning", got, want)
+	}
+}
+
 // FuzzFrames plays recorded frames of all engines in a row: any numbers in any order.
 func FuzzFrames(f *testing.F) {
-	line := func(seq int, payload string) string {
-		return fmt.Sprintf(`{"topic":"kv@w@m","seq":%d,"payload_hex":%q}`, seq, hex.EncodeToString([]byte(payload)))
-	}
-	cleared := "\x93\xca\x00\x00\x00\x00\x91\x91\xb0AllBlocksCleared\x01"
-	f.Add(line(0, cleared) + "\n\n" + line(1, cleared) + "\n" + line(5, cleared) + "\n" + line(3, cleared))
-	f.Add(line(7, "") + "\n" + line(-1, "x"))
-	f.Add(`{"seq":18446744073709551615,"payload_hex":"93ca000000009001"}` + "\n" + `{"seq":0,"payload_hex":"93ca0000000090ce7fffffff"}`)
-	f.Add(`{"seq":1}`)
+	cleared := "93ca000000009191b0416c6c426c6f636b73436c656172656401"
+	f.Add("0 " + cleared + "\n1 " + cleared + "\n5 " + cleared + "\n3 " + cleared)
+	f.Add("7\n8 78")
+	f.Add("18446744073709551615 93ca000000009001\n0 93ca0000000090ce7fffffff")
 	f.Fuzz(func(t *testing.T, text string) {
 		for _, engine := range []Engine{VLLM, SGLang, TRTLLM} {
 			var out bytes.Buffer
-			_ = DecodeFrames(engine, strings.NewReader(text), &out)
+			play(engine, text, &out)
 			for line := range strings.Lines(out.String()) {
 				if !json.Valid([]byte(line)) {
 					t.Fatalf("%s: got line %q, want JSON", engine, line)

@@ -1,16 +1,11 @@
 package feed
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"sync"
 	"time"
 
@@ -73,80 +68,12 @@ func (p *printSink) news(worker string, before, now *Status) {
 	}
 }
 
-// recordedFrame is a line of a file of recorded frames.
-type recordedFrame struct {
-	Topic   string  `json:"topic"`
-	Seq     *uint64 `json:"seq"`
-	Payload *string `json:"payload_hex"`
-}
-
-// DecodeFrames reads recorded frames, JSON lines of {"topic", "seq", "payload_hex"} and other keys, which are ignored,
-// and prints them as Tail does. Every topic is a separate sequence. It fails with the line number at an invalid line;
-// an invalid payload is printed as malformed and reading continues.
-func DecodeFrames(engine Engine, in io.Reader, out io.Writer) error {
-	p := &printSink{enc: json.NewEncoder(out), failed: func() {}}
-	players := map[string]*Player{}
-	lines := bufio.NewReader(in)
-	for n := 1; ; n++ {
-		line, err := lines.ReadBytes('\n')
-		if err != nil && !errors.Is(err, io.EOF) {
-			return fmt.Errorf("line %d: %w", n, err)
-		}
-		if len(bytes.TrimSpace(line)) > 0 {
-			if err := decodeFrame(engine, line, players, p); err != nil {
-				return fmt.Errorf("line %d: %w", n, err)
-			}
-		}
-		if p.err != nil || err != nil {
-			return p.err
-		}
-	}
-}
-
-func decodeFrame(engine Engine, line []byte, players map[string]*Player, p *printSink) error {
-	var r recordedFrame
-	if err := json.Unmarshal(line, &r); err != nil {
-		return err
-	}
-	if r.Seq == nil || r.Payload == nil {
-		return errors.New(`a frame needs "seq" and "payload_hex"`)
-	}
-	payload, err := hex.DecodeString(*r.Payload)
-	if err != nil {
-		return fmt.Errorf("payload_hex: %w", err)
-	}
-	player := players[r.Topic]
-	if player == nil {
-		player = NewPlayer(Source{Worker: topicWorker(r.Topic), Engine: engine, Rank: kvindex.NoRank, RankFromBatch: true}, p)
-		players[r.Topic] = player
-	}
-	p.seq = r.Seq
-	clear(player.a.counters.dropped)
-	player.a.do(player.a.machine.Live(*r.Seq, payload))
-	if d := player.a.counters.dropped; len(d) > 0 {
-		p.print(printed{What: "dropped", Target: player.a.base().String(), Dropped: d})
-	}
-	return nil
-}
-
-// topicWorker names the worker of a topic ("kv@<worker>@<model>" by llm-d's convention, else the topic itself).
-func topicWorker(topic string) string {
-	if parts := strings.Split(topic, "@"); len(parts) == 3 {
-		return parts[1]
-	}
-	if topic == "" {
-		return "engine"
-	}
-	return topic
-}
-
 // printSink prints calls as JSON lines.
 type printSink struct {
 	mu     sync.Mutex
 	enc    *json.Encoder
 	err    error
 	failed func()
-	seq    *uint64 // of the batch being played, if known
 	// lastError is the last error that news printed.
 	lastError string
 	notes     io.Writer // for people; nil for none
@@ -166,7 +93,6 @@ func (p *printSink) notef(format string, args ...any) {
 type printed struct {
 	What      string   `json:"what"`
 	Target    string   `json:"target"`
-	Seq       *uint64  `json:"seq,omitempty"`
 	Tier      string   `json:"tier,omitempty"`
 	Group     int32    `json:"group,omitempty"`
 	Hashes    []uint64 `json:"hashes,omitempty"`
@@ -195,7 +121,6 @@ func (p *printSink) print(l printed) {
 	if p.err != nil {
 		return
 	}
-	l.Seq = p.seq
 	if p.err = p.enc.Encode(l); p.err != nil {
 		p.failed()
 	}

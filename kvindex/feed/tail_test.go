@@ -3,9 +3,7 @@ package feed_test
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -13,59 +11,6 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/feed"
 )
-
-func frameLine(topic string, n int, payload []byte) string {
-	return fmt.Sprintf(`{"topic":%q,"seq":%d,"payload_hex":%q}`, topic, n, hex.EncodeToString(payload))
-}
-
-func TestDecodeFrames(t *testing.T) {
-	stored := pack(t, []any{1.0, []any{m{"type": "BlockStored", "block_hashes": []uint64{5}, "parent_block_hash": 0, "token_ids": []int{1, 2}, "block_size": 2, "lora_name": "ad"}, m{"type": "New"}}, 1})
-	removed := pack(t, []any{1.0, []any{[]any{"BlockRemoved", []uint64{5}, "CPU"}, []any{"AllBlocksCleared"}}, 1})
-	in := strings.Join([]string{frameLine("kv@pod@m", 3, stored), "", frameLine("kv@pod@m", 5, removed), frameLine("", 0, []byte("x"))}, "\n")
-	var out bytes.Buffer
-	if err := feed.DecodeFrames(feed.VLLM, strings.NewReader(in), &out); err != nil {
-		t.Fatal(err)
-	}
-	want := `{"what":"state","target":"pod","state":"live","reason":"connected"}
-{"what":"state","target":"pod/1","seq":3,"state":"live","reason":"connected"}
-{"what":"stored","target":"pod/1","seq":3,"tier":"device","hashes":[5],"parent":0,"block_size":2,"tokens":[1,2],"adapter":"ad"}
-{"what":"dropped","target":"pod","seq":3,"dropped":{"unknown_tag":1}}
-{"what":"state","target":"pod/1","seq":5,"state":"gap","reason":"lost_batches"}
-{"what":"clear","target":"pod/1","seq":5,"reason":"lost_batches"}
-{"what":"removed","target":"pod/1","seq":5,"tier":"host","hashes":[5]}
-{"what":"cleared","target":"pod/1","seq":5}
-{"what":"state","target":"pod/1","seq":5,"state":"live","reason":"caught_up"}
-`
-	got, _, _ := strings.Cut(out.String(), `{"what":"state","target":"engine"`)
-	if got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-	if !strings.Contains(out.String(), `"warning","target":"engine","seq":0,"reason":"malformed"`) {
-		t.Errorf("got %s, want a line for the invalid payload", out.String())
-	}
-}
-
-func TestDecodeFramesIgnoresOtherKeys(t *testing.T) {
-	frame := `{"at":1700000000.5,` + frameLine("w", 0, pack(t, []any{1.0, []any{[]any{"AllBlocksCleared"}}}))[1:]
-	var out bytes.Buffer
-	if err := feed.DecodeFrames(feed.VLLM, strings.NewReader(frame), &out); err != nil || !strings.Contains(out.String(), `"what":"cleared"`) {
-		t.Errorf("%v: %s", err, &out)
-	}
-}
-
-func TestDecodeFramesRefusals(t *testing.T) {
-	for in, want := range map[string]string{
-		`{"seq":1}`:                           "line 1: a frame needs",
-		"\n" + `{"seq":1,"payload_hex":"zz"}`: "line 2: payload_hex",
-		`[`:                                   "line 1",
-		`{"topic":"x","seq":-1,"payload_hex":"00"}`:    "line 1",
-		frameLine("a", 0, []byte{0xc0}) + "\nnot JSON": "line 2",
-	} {
-		if err := feed.DecodeFrames(feed.VLLM, strings.NewReader(in), &bytes.Buffer{}); err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("%q: got %v, want %q", in, err, want)
-		}
-	}
-}
 
 // brokenWriter fails like a closed pipe.
 type brokenWriter struct{}
