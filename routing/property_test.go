@@ -438,18 +438,18 @@ func TestReplicasShareBookings(t *testing.T) {
 	})
 }
 
-// What earlier versions wrote is read as what it means now, and written so: no target is left out, and names are in snake_case.
-func TestPlansOfEarlierVersions(t *testing.T) {
-	for earlier, want := range map[string]Plan{
-		`{"decode":1,"prefill":4294967295,"via":"first turn","degraded":"unknown model"}`:          {Decode: 1, Prefill: NoSlot, Via: ViaFirstTurn, Degraded: DegradedModel},
-		`{"decode":1,"prefill":0,"via":"warm-up","degraded":"no decode target"}`:                   {Decode: 1, Prefill: 0, Via: ViaWarmUp, Degraded: DegradedNoDecode},
-		`{"decode":1,"prefill":2,"via":"cost","degraded":"no prefill target"}`:                     {Decode: 1, Prefill: 2, Via: ViaCost, Degraded: DegradedNoPrefill},
-		`{"decode":1,"prefill":4294967295,"via":"cost","degraded":"a target has no fresh report"}`: {Decode: 1, Prefill: NoSlot, Via: ViaCost, Degraded: DegradedNoReport},
+// A plan is read as it was written: no target is left out, and names are in snake_case.
+func TestPlansAsJSON(t *testing.T) {
+	for written, want := range map[string]Plan{
+		`{"decode":1,"prefill":4294967295,"via":"first_turn","degraded":"model_unknown"}`:          {Decode: 1, Prefill: NoSlot, Via: ViaFirstTurn, Degraded: DegradedModel},
+		`{"decode":1,"prefill":0,"via":"warm_up","degraded":"no_decode_target"}`:                   {Decode: 1, Prefill: 0, Via: ViaWarmUp, Degraded: DegradedNoDecode},
+		`{"decode":1,"prefill":2,"via":"cost","degraded":"no_prefill_target"}`:                     {Decode: 1, Prefill: 2, Via: ViaCost, Degraded: DegradedNoPrefill},
+		`{"decode":1,"prefill":4294967295,"via":"cost","degraded":"a_target_has_no_fresh_report"}`: {Decode: 1, Prefill: NoSlot, Via: ViaCost, Degraded: DegradedNoReport},
 		`{"decode":1,"via":"first_turn","degraded":"model_unknown"}`:                               {Decode: 1, Prefill: NoSlot, Via: ViaFirstTurn, Degraded: DegradedModel},
 	} {
 		var plan, again Plan
-		if err := json.Unmarshal([]byte(earlier), &plan); err != nil || plan != want {
-			t.Errorf("%s: got %+v, %v, want %+v", earlier, plan, err, want)
+		if err := json.Unmarshal([]byte(written), &plan); err != nil || plan != want {
+			t.Errorf("%s: got %+v, %v, want %+v", written, plan, err, want)
 		}
 		text, err := json.Marshal(want)
 		if err != nil || strings.Contains(string(text), `"prefill"`) != (want.Prefill != NoSlot) || bytes.ContainsAny(text, " -") {
@@ -462,46 +462,6 @@ func TestPlansOfEarlierVersions(t *testing.T) {
 	for _, other := range []string{`{"decode":1,"wait":3}`} {
 		if err := json.Unmarshal([]byte(other), new(Plan)); err == nil {
 			t.Errorf("%s: got no error, want one about a key that is not known", other)
-		}
-	}
-}
-
-// A decision that was recorded before there were cost.repeat and cost.one_shot is the same one again, and 0 is kept.
-func TestDecisionsWithoutRepeat(t *testing.T) {
-	for _, repeat := range []float64{1, 0} {
-		cfg := DefaultConfig()
-		cfg.Policy.Cost.Repeat, cfg.Policy.Cost.OneShot = repeat, repeat
-		r, err := New(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for slot := range kvindex.Slot(2) {
-			r.SetTarget(slot, TargetInfo{Target: kvindex.Target{Worker: fmt.Sprint(slot), Rank: kvindex.NoRank}, Ready: true})
-		}
-		held := []Overlap{{Slot: 0, Tokens: [kvindex.NumTiers]int32{4080}}}
-		var d *Decision
-		for i := range 40 {
-			if d, err = r.PickRecorded(0, &Query{ID: fmt.Sprint(i), PromptTokens: 4096}, held, nil); err != nil {
-				t.Fatal(err)
-			}
-			if d.Plan.Decode != 0 {
-				break
-			}
-		}
-		text, err := json.Marshal(d)
-		if err != nil || (d.Plan.Decode == 1) != (repeat == 1) {
-			t.Fatalf("repeat %v: got target %d, %v, want another than the one that has the prompt only at full price", repeat, d.Plan.Decode, err)
-		}
-		if repeat == 1 {
-			text = bytes.ReplaceAll(text, []byte(`,"repeat":1`), nil)
-			text = bytes.ReplaceAll(text, []byte(`,"one_shot":1`), nil)
-		}
-		var read Decision
-		if err := json.Unmarshal(text, &read); err != nil || repeat == 1 && (bytes.Contains(text, []byte(`"repeat":1`)) || bytes.Contains(text, []byte(`"one_shot":1`))) {
-			t.Fatal(err)
-		}
-		if plan, _, err := read.Rerun(); err != nil || plan != d.Plan || read.State.Config.Policy.Cost != cfg.Policy.Cost {
-			t.Errorf("repeat %v: got %+v, %v, want %+v", repeat, plan, err, d.Plan)
 		}
 	}
 }

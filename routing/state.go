@@ -2,13 +2,11 @@ package routing
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"sort"
-	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -327,24 +325,11 @@ type Decision struct {
 	Error string `json:"error,omitempty"`
 }
 
-// UnmarshalJSON reads a slot that is left out as NoSlot, and names of earlier versions.
+// UnmarshalJSON reads a slot that is left out as NoSlot.
 func (p *Plan) UnmarshalJSON(text []byte) error {
 	type plain Plan
 	*p = Plan{Prefill: NoSlot}
-	err := strict(text, (*plain)(p))
-	p.Via = cmp.Or(map[Via]Via{"first turn": ViaFirstTurn, "warm-up": ViaWarmUp}[p.Via], p.Via)
-	p.Degraded = Degradation(strings.ReplaceAll(string(p.Degraded), " ", "_"))
-	if p.Degraded == "unknown_model" {
-		p.Degraded = DegradedModel
-	}
-	return err
-}
-
-// UnmarshalJSON reads what earlier versions wrote, which had no Repeat and no OneShot: all requests and misses cost the same.
-func (c *Cost) UnmarshalJSON(text []byte) error {
-	type plain Cost
-	c.Repeat, c.OneShot = cmp.Or(c.Repeat, 1), cmp.Or(c.OneShot, 1)
-	return strict(text, (*plain)(c))
+	return strict(text, (*plain)(p))
 }
 
 // UnmarshalJSON reads a slot that is left out as NoSlot.

@@ -15,10 +15,6 @@ func runEngineSim(ctx context.Context, io streams, args []string) error {
 	var opts enginesim.Options
 	opts.BindFlags(f)
 	tokenizer := f.String("tokenizer", models.Builtin+"qwen3", "`folder` with tokenizer.json and tokenizer_config.json, or hf:Org/Model@revision")
-	f.Func("hash-algo", "has no effect any more; earlier versions took it", func(string) error {
-		_, err := fmt.Fprintln(io.err, "--hash-algo has no effect any more: readers of events do not look into hashes")
-		return err
-	})
 	if err := parse(io, f, args, 0); err != nil {
 		return err
 	}

@@ -10,7 +10,6 @@ import (
 	"os"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/observe"
@@ -102,9 +101,7 @@ func rerunDecision(io streams, file string) error {
 	if err != nil {
 		outcome = err.Error()
 	}
-	// Reasons as earlier versions wrote them.
-	recorded := strings.NewReplacer(" not ready", " not_ready", " busy: KV", " busy_kv", " busy: ", " busy_").Replace(d.Error)
-	if outcome != recorded || !reflect.DeepEqual(plan, d.Plan) {
+	if outcome != d.Error || !reflect.DeepEqual(plan, d.Plan) {
 		return errors.New(observe.Printable(fmt.Sprintf("another decision than the recorded one: %+v %s, recorded %+v %s", plan, outcome, d.Plan, d.Error)))
 	}
 	fmt.Fprintln(io.out, "the same decision as recorded")

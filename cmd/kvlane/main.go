@@ -12,7 +12,6 @@ import (
 	"os/signal"
 	"regexp"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -258,7 +257,7 @@ func parse(io streams, f *flag.FlagSet, args []string, rest int) error {
 	p := pflag.NewFlagSet(f.Name(), pflag.ContinueOnError)
 	p.AddGoFlagSet(f)
 	p.Usage = func() {}
-	err := p.Parse(twoDashes(f, args))
+	err := p.Parse(args)
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
 		return errors.Join(io.command.Help(), flag.ErrHelp)
@@ -274,21 +273,6 @@ func parse(io streams, f *flag.FlagSet, args []string, rest int) error {
 type boolValue struct{ pflag.Value }
 
 func (boolValue) Type() string { return "bool" }
-
-// twoDashes rewrites long flags with a single dash, which earlier versions took.
-func twoDashes(f *flag.FlagSet, args []string) []string {
-	args = slices.Clone(args)
-	for i, a := range args {
-		if a == "--" {
-			break
-		}
-		name, _, _ := strings.Cut(strings.TrimPrefix(a, "-"), "=")
-		if len(name) > 1 && strings.HasPrefix(a, "-") && f.Lookup(name) != nil {
-			args[i] = "-" + a
-		}
-	}
-	return args
-}
 
 // during writes to w every two seconds what the caller is doing, until the returned function is called.
 func during(w stdio.Writer, what string) (stop func()) {
