@@ -49,7 +49,7 @@ var rooms = []struct {
 	// 4 for the name of the product, which extproc had in its responses and certificate (extproc/options.go).
 	// 4 for the tenants that wait most without a list of all (routing/queue.go), requests without an address that a limit needs
 	// (extproc), and the bodies of all legs (disagg/runner.go).
-	{"heart", 23005, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	{"heart", 22915, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	// 80 for what the parts of a template cost: a request's template ignored the deadline, or ended the process (jinja/machine.go).
 	// 20 for a bound of a folder's templates together (bpe/config.go).
 	// 11 for the pace of comparisons, which each connection to an event port started (shape/checker.go).
@@ -80,7 +80,7 @@ var rooms = []struct {
 	// 36 for a bound of a repository's files together, and for files that killed downloads left (internal/hub/download.go).
 	// 10 for the client of the admin port in a file of its own (cmd/kvlane/adminclient.go).
 	// 13 for the word that Envoy sends no addresses, without which a bound by address had no effect (cmd/kvlane/serve.go).
-	{"rim", 9387, 6000, []string{
+	{"rim", 9333, 6000, []string{
 		"cmd", "internal/config", "internal/gateway", "internal/hub", "internal/peers", "internal/steering", "internal/layout",
 		"envoy", "proto", "charts", "e2e",
 	}},

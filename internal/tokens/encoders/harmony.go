@@ -4,12 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
-	"math"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/kvlane/kvlane/internal/tokens/bpe"
 	"github.com/kvlane/kvlane/internal/tokens/jinja"
@@ -316,15 +314,13 @@ func (w *harmonyWriter) comment(indent, s string) {
 	}
 }
 
-// harmonyDepth is the greatest nesting of a tool's parameters, which oss-harmony's JSON reader bounds.
+// harmonyDepth bounds the nesting of a tool's parameters, as oss-harmony's JSON reader does.
 const harmonyDepth = 118
 
 // schema writes a JSON schema as a TypeScript type. d is nil unless the schema is an object.
 func (w *harmonyWriter) schema(v jinja.Value, d *jinja.Dict, indent string, depth int) {
-	if depth == 0 {
-		if nested, ok := jsonOK(v, 1); !ok || nested > harmonyDepth {
-			w.err = refuse("invalid conversation JSON")
-		}
+	if depth > harmonyDepth {
+		w.err = refuse("invalid conversation JSON")
 	}
 	if w.err != nil {
 		return
@@ -554,125 +550,38 @@ func (w *harmonyWriter) json(v jinja.Value) {
 		return
 	}
 	raw, err := jinja.AppendJSON(nil, v, jinja.JSONOptions{})
+	printed := string(raw)
+	if err == nil && (v.Kind() == jinja.KindFloat || v.Kind() == jinja.KindInt) {
+		printed, err = serdeNumber(v, printed)
+	}
 	if err != nil {
 		w.err = err
 	}
-	if f, ok := serdeFloat(v, raw); ok {
-		raw = appendSerdeFloat(nil, f)
-	}
-	w.text(string(raw))
+	w.text(printed)
 }
 
-// jsonOK returns the depth of a value, and whether serde_json can read it. Deeper values than
-// harmonyDepth are not read to their end.
-func jsonOK(v jinja.Value, depth int) (deepest int, ok bool) {
-	deepest, ok = depth-1, true
-	if depth > harmonyDepth+1 {
-		return depth, ok
-	}
-	visit := func(inner jinja.Value) bool {
-		n, fine := jsonOK(inner, depth+1)
-		deepest, ok = max(deepest, n), ok && fine
-		return ok && deepest <= harmonyDepth
-	}
-	if items, isList := v.AsList(); isList {
-		deepest = depth
-		for i := range items {
-			if !visit(items[i]) {
-				break
-			}
+// serdeNumber writes a number, printed by Python as raw, as serde_json 1.0.149 does. That rounds more than once, so the numbers
+// are left out where its result need not be the nearest float: those with more than 15 digits or large exponents.
+func serdeNumber(v jinja.Value, raw string) (string, error) {
+	missing := fmt.Errorf("%w: the number %s in a tool", ErrMissing, raw)
+	if v.Kind() == jinja.KindInt {
+		_, signed := strconv.ParseInt(raw, 10, 64)
+		if _, unsigned := strconv.ParseUint(raw, 10, 64); signed != nil && unsigned != nil {
+			return "", missing
 		}
-	} else if d, isDict := v.AsDict(); isDict {
-		deepest = depth
-		d.Range(func(k, inner jinja.Value) bool { return visit(k) && visit(inner) })
-	} else if s, isText := v.AsString(); isText {
-		ok = utf8.ValidString(s) // else it has half a surrogate pair
-	} else if v.Kind() == jinja.KindInt || v.Kind() == jinja.KindFloat {
-		raw, err := jinja.AppendJSON(nil, v, jinja.JSONOptions{})
-		f, big := serdeFloat(v, raw)
-		ok = err == nil && (!big || !math.IsInf(f, 0) && !math.IsNaN(f))
+		return raw, nil
 	}
-	return deepest, ok
-}
-
-// serdeFloat reports whether serde_json reads a value, printed by Python as raw, as a float. Like
-// serde_json it rounds more than once, so the float need not be the nearest one.
-func serdeFloat(v jinja.Value, raw []byte) (f float64, ok bool) {
-	if v.Kind() != jinja.KindFloat && v.Kind() != jinja.KindInt {
-		return 0, false
-	}
-	number, negative := strings.CutPrefix(string(raw), "-")
-	digits, exponent, hasExponent := strings.Cut(number, "e")
-	whole, _, decimal := strings.Cut(digits, ".")
-	var significand uint64
-	exp, full := 0, false
-	for i := range len(digits) {
-		if i == len(whole) {
-			full = false
-			continue // the point
-		}
-		d := uint64(digits[i] - '0')
-		full = full || significand > (math.MaxUint64-d)/10
-		switch after := i > len(whole); {
-		case !full:
-			significand = significand*10 + d
-			if after {
-				exp--
-			}
-		case !after:
-			exp++
-		}
-	}
-	if !hasExponent && !decimal && exp == 0 && v.Kind() == jinja.KindInt && (!negative || significand <= 1<<63) {
-		return 0, false
-	}
-	if n, err := strconv.Atoi(exponent); hasExponent && err == nil {
-		exp += n
-	}
-	f = float64(significand)
-	const most = 308
-	for ; exp < -most && f != 0; exp += most {
-		f /= 1e308
-	}
+	f, _ := v.AsFloat()
+	mantissa, exponent, _ := strings.Cut(strconv.FormatFloat(f, 'e', -1, 64), "e")
+	digits := len(strings.Replace(strings.TrimPrefix(mantissa, "-"), ".", "", 1))
+	exp, err := strconv.Atoi(exponent)
 	switch {
-	case v.Kind() == jinja.KindFloat && (len(raw) == 0 || !isDigit(number)):
-		f = math.NaN()
-	case exp > most && f != 0:
-		f = math.Inf(1)
-	case exp >= 0:
-		f *= pow10(exp)
-	default:
-		f /= pow10(-exp)
+	case err != nil, digits > 15, exp-digits < -23, exp > 22, exp == 15 && digits > 13: // Python writes a zero more
+		return "", missing
+	case exp < -5 || exp > 15:
+		return fmt.Sprintf("%se%+d", mantissa, exp), nil
+	case exp >= digits-1:
+		return strconv.FormatFloat(f, 'f', 1, 64), nil
 	}
-	if negative {
-		f = -f
-	}
-	return f, true
-}
-
-func isDigit(s string) bool { return s != "" && s[0] >= '0' && s[0] <= '9' }
-
-// pow10 returns the float nearest to a power of ten.
-func pow10(n int) float64 {
-	f, _ := strconv.ParseFloat("1e"+strconv.Itoa(min(n, 308)), 64)
-	return f
-}
-
-// appendSerdeFloat writes a float as serde_json 1.0.149 does: the shortest digits, with an exponent below 1e-5 and from 1e16 on.
-func appendSerdeFloat(dst []byte, f float64) []byte {
-	abs := math.Abs(f)
-	if abs != 0 && (abs < 1e-5 || abs >= 1e16) {
-		s := strconv.FormatFloat(f, 'e', -1, 64)
-		mantissa, exponent, _ := strings.Cut(s, "e")
-		sign := exponent[:1]
-		if sign == "-" || sign == "+" {
-			exponent = strings.TrimLeft(exponent[1:], "0")
-		}
-		return append(append(append(append(dst, mantissa...), 'e'), sign...), exponent...)
-	}
-	s := strconv.FormatFloat(f, 'f', -1, 64)
-	if !strings.Contains(s, ".") {
-		s += ".0"
-	}
-	return append(dst, s...)
+	return strconv.FormatFloat(f, 'f', -1, 64), nil
 }

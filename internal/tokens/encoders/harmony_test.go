@@ -1,6 +1,7 @@
 package encoders
 
 import (
+	"errors"
 	"strconv"
 	"testing"
 
@@ -27,20 +28,10 @@ func TestHarmonySpecial(t *testing.T) {
 	}
 }
 
-// TestSerdeFloat: floats are written as serde_json 1.0.149 writes them.
-func TestSerdeFloat(t *testing.T) {
-	t.Parallel()
-	for f, want := range map[float64]string{1: "1.0", 1e15: "1000000000000000.0", 1e16: "1e+16", 1.5e300: "1.5e+300", 1e-5: "0.00001", 1e-6: "1e-6",
-		1.25e-6: "1.25e-6", 0.00001234: "0.00001234"} {
-		if got := string(appendSerdeFloat(nil, f)); got != want {
-			t.Errorf("%v: got %s, want %s", f, got, want)
-		}
-	}
-}
-
 // TestSerdeNumbers: numbers become what oss-harmony 0.0.11 prints for them.
 func TestSerdeNumbers(t *testing.T) {
 	t.Parallel()
+	missing := 0
 	for number, want := range map[string]string{
 		"7.7782e+62":                               "7.7782e+62",
 		"812013609491856770156800063607":           "8.120136094918568e+29",
@@ -107,6 +98,12 @@ func TestSerdeNumbers(t *testing.T) {
 		"-9223372036854775808":                     "-9223372036854775808",
 		"-9223372036854775809":                     "-9.223372036854776e+18",
 		"0":                                        "0",
+		"0.7":                                      "0.7",
+		"1e-05":                                    "0.00001",
+		"1.25e-06":                                 "1.25e-6",
+		"0.00001234":                               "0.00001234",
+		"1e+16":                                    "1e+16",
+		"100.0":                                    "100.0",
 		"-0.0":                                     "-0.0",
 		"5e-324":                                   "5e-324",
 		"1.7976931348623157e+308":                  "1.7976931348623157e+308",
@@ -119,8 +116,15 @@ func TestSerdeNumbers(t *testing.T) {
 			t.Fatal(err)
 		}
 		w := &harmonyWriter{writer: newWriter(nil, &Chat{Limit: 1 << 20})}
-		if w.json(v); string(w.dst) != want || w.err != nil {
+		if w.json(v); string(w.dst) != want && !errors.Is(w.err, ErrMissing) {
 			t.Errorf("%s: got %s, error %v, want %s", number, w.dst, w.err, want)
 		}
+		if errors.Is(w.err, ErrMissing) {
+			missing++
+		}
+	}
+	const want = 59
+	if missing != want {
+		t.Errorf("got %d numbers that are left out, want %d", missing, want)
 	}
 }

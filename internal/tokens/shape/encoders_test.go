@@ -277,6 +277,8 @@ func compareEncoder(t *testing.T, m *shape.Model, name, file string) {
 		case c.Status == 0 && err == nil && (slices.Equal(got.IDs, c.IDs) || c.Hash != "" && c.Hash == hashOf(got.IDs)):
 			equal++
 			cached.check(t, m, api, []byte(c.Body), got.IDs)
+		case strings.HasPrefix(name, "harmony") && errors.Is(err, encoders.ErrMissing) && strings.Contains(err.Error(), "the number "):
+			unjudged++ // a default of a tool above 64 bits or with more than 15 digits
 		case api == body.Chat && errors.Is(err, encoders.ErrMissing): // rare, see below
 			unknown++
 		case api == body.Responses && (c.Sound == nil || !*c.Sound || c.Status != 0) && (errors.Is(err, encoders.ErrMissing) || err == nil && got.Partial != "" && got.IDs == nil):
@@ -285,8 +287,8 @@ func compareEncoder(t *testing.T, m *shape.Model, name, file string) {
 			unknown++
 		case c.Status != 0 && errors.As(err, &refusal):
 			refused++
-		case c.Status != 0 && err == nil && strings.HasPrefix(name, "mistral"): // names, calls and schemas of tools are not judged
-			unjudged++
+		case c.Status != 0 && err == nil && (strings.HasPrefix(name, "mistral") || name == "harmony" && strings.Contains(c.Reason+c.Body, `\ud`)):
+			unjudged++ // names, calls and schemas of tools are not judged, nor half surrogate pairs in tools
 		default:
 			different++
 			if different <= 10 {
@@ -299,7 +301,7 @@ func compareEncoder(t *testing.T, m *shape.Model, name, file string) {
 			}
 		}
 	}
-	t.Logf("%d equal, %d refused by both, %d by the engine only, %d not followed, %d different", equal, refused, unjudged, unknown, different)
+	t.Logf("%d equal, %d refused by both, %d not judged, %d not followed, %d different", equal, refused, unjudged, unknown, different)
 	if api == body.Chat && unknown > equal/100 {
 		t.Errorf("%d of %d chats are not followed, want 1 %% at most", unknown, equal)
 	}
