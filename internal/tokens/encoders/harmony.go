@@ -297,7 +297,7 @@ func (w *harmonyWriter) tool(f *jinja.Dict) {
 	w.texts("type ", text(f, "name"), " = (")
 	if d, ok := parameters.AsDict(); ok {
 		w.text("_: ")
-		w.schema(parameters, d, "", 0)
+		w.schema(d, "", 0)
 	}
 	w.text(") => any;\n\n")
 }
@@ -318,7 +318,7 @@ func (w *harmonyWriter) comment(indent, s string) {
 const harmonyDepth = 118
 
 // schema writes a JSON schema as a TypeScript type. d is nil unless the schema is an object.
-func (w *harmonyWriter) schema(v jinja.Value, d *jinja.Dict, indent string, depth int) {
+func (w *harmonyWriter) schema(d *jinja.Dict, indent string, depth int) {
 	if depth > harmonyDepth {
 		w.err = refuse("invalid conversation JSON")
 	}
@@ -329,7 +329,7 @@ func (w *harmonyWriter) schema(v jinja.Value, d *jinja.Dict, indent string, dept
 		for i := range variants {
 			variant, _ := variants[i].AsDict()
 			w.texts("\n", indent, " | ")
-			w.nullable(variants[i], variant, indent+"   ", depth)
+			w.nullable(variant, indent+"   ", depth)
 			w.trailing(variant, false)
 		}
 		return
@@ -383,7 +383,7 @@ func (w *harmonyWriter) schema(v jinja.Value, d *jinja.Dict, indent string, dept
 			return
 		}
 		item, _ := items.AsDict()
-		w.schema(items, item, indent, depth+1)
+		w.schema(item, indent, depth+1)
 		w.text("[]")
 	default:
 		w.text("any")
@@ -391,9 +391,9 @@ func (w *harmonyWriter) schema(v jinja.Value, d *jinja.Dict, indent string, dept
 }
 
 // nullable writes a schema and its "nullable".
-func (w *harmonyWriter) nullable(v jinja.Value, d *jinja.Dict, indent string, depth int) {
+func (w *harmonyWriter) nullable(d *jinja.Dict, indent string, depth int) {
 	from := len(w.dst)
-	w.schema(v, d, indent, depth+1)
+	w.schema(d, indent, depth+1)
 	if null, ok := member(d, "nullable").AsBool(); ok && null && w.err == nil && !bytes.Contains(w.dst[from:], []byte("null")) {
 		w.text(" | null")
 	}
@@ -475,7 +475,7 @@ func (w *harmonyWriter) property(key string, v jinja.Value, indent string, depth
 		return
 	}
 	w.texts(indent, key, ": ")
-	w.nullable(v, d, indent+"    ", depth)
+	w.nullable(d, indent+"    ", depth)
 	w.text(",")
 	if !hasOneOf && hasPreset {
 		w.text(" // ")
@@ -508,7 +508,7 @@ func (w *harmonyWriter) variants(key string, d *jinja.Dict, variants []jinja.Val
 	for i := range variants {
 		variant, _ := variants[i].AsDict()
 		w.texts(indent, " | ")
-		w.nullable(variants[i], variant, indent+"   ", depth)
+		w.nullable(variant, indent+"   ", depth)
 		shown := variant
 		s, has := member(variant, "description").AsString()
 		if has && (i == 0 && above || described && s == description) {
