@@ -770,6 +770,31 @@ func TestAnnouncedBytesGiveWay(t *testing.T) {
 	}
 }
 
+// Where longer bodies are let through in part, a length that no body has does not count beyond the limit.
+func TestAnnouncedLengthsAreBounded(t *testing.T) {
+	b := newBed(t, Options{BodyLimit: 50_000, MaxBodyBytes: 1_000_000}, &recorder{})
+	for i := range 2 {
+		st, err := b.client.Process(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		headers := []*corev3.HeaderValue{{Key: ":method", RawValue: []byte("POST")}, {Key: ":path", RawValue: []byte("/v1/completions")},
+			{Key: "content-length", RawValue: []byte("4611686018427387904")}}
+		if err := st.Send(&epv3.ProcessingRequest{
+			Request:        &epv3.ProcessingRequest_RequestHeaders{RequestHeaders: &epv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: headers}}},
+			ProtocolConfig: &epv3.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_BUFFERED_PARTIAL},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, func() bool { n, _ := b.srv.InFlight(); return n == i+1 })
+	}
+	b.srv.bodies.mu.Lock()
+	defer b.srv.bodies.mu.Unlock()
+	if n := b.srv.bodies.promised; n < 100_000 || n > 101_000 {
+		t.Errorf("got %d bytes promised, want two bodies of the limit and their headers", n)
+	}
+}
+
 // Bodies that have just been announced drop no other, however many and long: a client that renews a few would end every upload that
 // takes longer than its own.
 func TestNewBodiesDropNoSlowOnes(t *testing.T) {

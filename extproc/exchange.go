@@ -225,7 +225,7 @@ func (x *exchange) requestHeaders(m *message) error {
 		return x.refuse(errTooLong)
 	}
 	x.arrival.x = x
-	if x.arrival.size = int64(x.contentLength); x.request.duplex() {
+	if x.arrival.size = int64(min(x.contentLength, x.srv.opts.BodyLimit)); x.request.duplex() {
 		x.arrival.size = 0 // Envoy passes it on
 	} else if x.contentLength < 0 {
 		x.arrival.size, x.arrival.grows = int64(x.srv.opts.BodyLimit), true
