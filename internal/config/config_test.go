@@ -320,7 +320,8 @@ drain: 90s
 	if again.Index.Key != hidden || again.Models[0].Check.Renderer != "http://(hidden)@h:1/" || strings.Contains(string(out), "user:pass") {
 		t.Errorf("got secrets %q, %q, want them hidden", again.Index.Key, again.Models[0].Check.Renderer)
 	}
-	for renderer, want := range map[string]string{"http://u:pa@ss@h:1/": "http://(hidden)@h:1/", "http://h:1/u@v": "http://h:1/u@v"} {
+	for renderer, want := range map[string]string{"http://u:pa@ss@h:1/": "http://(hidden)@h:1/", "http://h:1/u@v": "http://h:1/u@v",
+		"http://h:1/x?key=secret": "http://h:1/x?(hidden)", "http://u:p@h:1/x?key=secret": "http://(hidden)@h:1/x?(hidden)"} {
 		c.Models[0].Check.Renderer = renderer
 		if out, err := c.Effective(); err != nil || !strings.Contains(string(out), "renderer: "+want+"\n") {
 			t.Errorf("%s: got %v, want %s in\n%s", renderer, err, want, out)

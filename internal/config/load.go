@@ -86,8 +86,8 @@ func Inspect(file string, text []byte, running func(Admin) (text []byte, closed 
 // hidden replaces secrets.
 const hidden = "(hidden)"
 
-// credentials are the user and password of a URL; a password may have an @.
-var credentials = regexp.MustCompile(`://[^/\s"]+@`)
+// credentials are the user and password of a URL, and query its query, which may hold a key; a password may have an @.
+var credentials, query = regexp.MustCompile(`://[^/\s"]+@`), regexp.MustCompile(`(://[^\s"?]+\?)[^\s"]+`)
 
 // Effective returns the configuration as YAML with every key. It can be read again, except that secrets are hidden.
 func (c *Config) Effective() ([]byte, error) {
@@ -96,7 +96,7 @@ func (c *Config) Effective() ([]byte, error) {
 		shown.Index.Key = hidden
 	}
 	text, err := yaml.Marshal(&shown)
-	text = credentials.ReplaceAll(text, []byte("://"+hidden+"@"))
+	text = query.ReplaceAll(credentials.ReplaceAll(text, []byte("://"+hidden+"@")), []byte("${1}"+hidden))
 	return bytes.ReplaceAll(bytes.ReplaceAll(text, []byte("$$"), []byte("$$$$")), []byte("${"), []byte("$${")), err
 }
 
