@@ -312,9 +312,10 @@ func TestNoClientNamesRequestsOfOthers(t *testing.T) {
 // An id that the model does not have ends a stock SGLang. vLLM refuses it by itself.
 func TestNoIDsEndAnSGLang(t *testing.T) {
 	many := strings.Repeat(`"x":0,`, 2000) // fields that no engine knows
-	for engine, refuses := range map[shape.Engine]bool{shape.SGLang: true, shape.VLLM: false} {
+	for _, engines := range [][2]shape.Engine{{shape.SGLang, shape.SGLang}, {shape.VLLM, shape.VLLM}, {shape.VLLM, shape.SGLang}} { // of the model and its worker
+		refuses, engine := engines[1] == shape.SGLang, engines[1]
 		served := servedQwen(t)
-		served.Engine = engine
+		served.Engine = engines[0]
 		c := config.Default()
 		b, err := New(Options{Config: &c, Models: []*fleet.Model{served}, Metrics: observe.New("test"), Log: zerolog.Nop()})
 		if err != nil {

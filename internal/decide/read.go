@@ -70,7 +70,7 @@ func (j *job) read(ctx, exact context.Context) (*input, error) {
 	req := j.s.turn.Request
 	if unread, ok := errors.AsType[*body.UnreadError](err); ok {
 		j.degraded, j.entry.Refusal = degradedBody, unread.Reason
-		if j.d.fleet.SGLang() != nil { // it may read the body, and end by its token ids
+		if j.d.fleet.SGLang(nil) != nil { // it may read the body, and end by its token ids
 			return nil, j.cannotRead("it might end SGLang", unread.Reason)
 		}
 		return &input{}, j.unread(unread.Reason)

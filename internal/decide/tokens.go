@@ -1,7 +1,6 @@
 package decide
 
 import (
-	"cmp"
 	"context"
 	"errors"
 
@@ -54,7 +53,7 @@ func (j *job) tokens(ctx, exact context.Context, in *input) (*tokens, error) {
 	case !in.known:
 		return &tokens{count: j.api.EstimateTokens(j.r.Body)}, nil
 	}
-	if m := cmp.Or(in.model, j.d.fleet.SGLang()); m != nil && m.Engine == shape.SGLang && m.Tokens != nil {
+	if m := j.d.fleet.SGLang(in.model); m != nil && m.Tokens != nil {
 		if code, err := m.Tokens.EndsSGLang(in.body); err != nil {
 			return nil, j.fail(400, code, err.Error())
 		}

@@ -61,12 +61,13 @@ type served struct {
 	base    string
 }
 
-// declare sets three fields: names (the models that workers list in their configuration), split (no model is served by
+// declare sets SGLang and three other fields: names (the models that workers list in their configuration), split (no model is served by
 // all workers) and open (a worker lists none, so it serves any model).
 func (v *View) declare(base func(name string) string) {
 	v.names = map[string]bool{}
 	var common map[string]bool
 	for _, m := range v.members {
+		v.SGLang = v.SGLang || m.Engine == "sglang"
 		if len(m.Models) == 0 {
 			v.open = true
 			continue

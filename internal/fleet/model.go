@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"slices"
@@ -79,14 +80,27 @@ func (f *Fleet) Model(name string) *Model {
 	return all.list[0]
 }
 
-// SGLang returns the model with the most token ids of those with SGLang and a tokenizer, nil if there is none.
-func (f *Fleet) SGLang() *Model { return f.models.Load().sglang }
+// SGLang returns the model whose token ids bound those of a request that an SGLang may get, nil if none does: named, or if that is nil
+// the model with the most ids of those with SGLang and a tokenizer, else of those with a tokenizer. A worker may be an SGLang
+// where its model's engine is another.
+func (f *Fleet) SGLang(named *Model) *Model {
+	all, worker := f.models.Load(), f.View().SGLang
+	switch {
+	case named == nil && worker:
+		return cmp.Or(all.sglang, all.largest)
+	case named == nil:
+		return all.sglang
+	case worker || named.Engine == shape.SGLang:
+		return named
+	}
+	return nil
+}
 
 // modelSet holds the configured models. It is replaced as a whole.
 type modelSet struct {
-	list   []*Model
-	byName map[string]*Model // every name
-	sglang *Model            // see Fleet.SGLang
+	list            []*Model
+	byName          map[string]*Model // every name
+	sglang, largest *Model            // of those with SGLang, and of all, the one with the most ids; see Fleet.SGLang
 }
 
 func newModelSet(list []*Model) *modelSet {
@@ -94,6 +108,9 @@ func newModelSet(list []*Model) *modelSet {
 	for _, m := range list {
 		for _, name := range m.Names() {
 			s.byName[name] = m
+		}
+		if m.Tokens != nil && (s.largest == nil || m.Tokens.IDs() > s.largest.Tokens.IDs()) {
+			s.largest = m
 		}
 		if m.Engine == shape.SGLang && m.Tokens != nil && (s.sglang == nil || m.Tokens.IDs() > s.sglang.Tokens.IDs()) {
 			s.sglang = m

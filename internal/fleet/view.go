@@ -60,6 +60,8 @@ type View struct {
 	// names are the models that workers declare; see declare.
 	names       map[string]bool
 	open, split bool
+	// SGLang reports whether a worker is an SGLang, whatever its models' engine is.
+	SGLang bool
 }
 
 // View returns the fleet as of now.

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85039
+	totalLimit = 85058
 	totalGoal  = 62000
 )
 
@@ -64,13 +64,13 @@ var rooms = []struct {
 	// 1 for the cost of answers whose one line has many usage objects (body/usage_edit.go).
 	// 8 for numbers as texts, which engines read: they counted as one answer (body/request.go).
 	{"tokens", 28698, 22000, []string{"internal/tokens"}},
-	{"fleet", 4752, 3500, []string{"internal/fleet", "internal/workers"}},
+	{"fleet", 4772, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	// 1 for the headers that a span kept (observe/trace.go).
 	{"observe", 1669, 1300, []string{"internal/observe"}},
 	// 6 for requests that vLLM refuses as too long, which are not split (decide/split.go).
 	// 8 for the one cause that a refusal names (decide/read.go).
-	{"decide", 3310, 1700, []string{"internal/decide"}},
+	{"decide", 3309, 1700, []string{"internal/decide"}},
 	{"replicas", 2641, 2200, []string{"internal/replicas"}},
 	// 23 for settings of flow in policies, and for errors that name the policies and families that there are.
 	// 63 for agents and chat as workloads of scenarios, a worker that hangs, and skewed conversations whose engines decode.
