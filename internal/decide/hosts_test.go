@@ -312,8 +312,8 @@ func TestNoClientNamesRequestsOfOthers(t *testing.T) {
 // An id that the model does not have ends a stock SGLang. vLLM refuses it by itself.
 func TestNoIDsEndAnSGLang(t *testing.T) {
 	many := strings.Repeat(`"x":0,`, 2000) // fields that no engine knows
-	for _, engines := range [][2]shape.Engine{{shape.SGLang, shape.SGLang}, {shape.VLLM, shape.VLLM}, {shape.VLLM, shape.SGLang}} { // of the model and its worker
-		refuses, engine := engines[1] == shape.SGLang, engines[1]
+	for _, engines := range [][2]shape.Engine{{shape.SGLang, shape.SGLang}, {shape.VLLM, shape.VLLM}, {shape.VLLM, shape.SGLang}} {
+		refuses, engine := engines[1] == shape.SGLang, engines[1] // engines[0] is the model's, this its worker's
 		served := servedQwen(t)
 		served.Engine = engines[0]
 		c := config.Default()
