@@ -212,6 +212,10 @@ func TestNoClientNamesAPeerWithoutAConnector(t *testing.T) {
 			r.Partial = c.partial
 			d := b.Decide(t.Context(), r)
 			switch {
+			case c.passes && engine == "sglang" && strings.Contains(c.body, deep): // an id might end it
+				if d.Reject == nil || d.Reject.Details != "kvlane_unread_body" {
+					t.Errorf("%s, %s: got %+v, want it refused", engine, name, d.Reject)
+				}
 			case c.passes && (d.Reject != nil || d.Body != nil):
 				t.Errorf("%s, %s: got %+v and body %s, want an unchanged request", engine, name, d.Reject, d.Body)
 			case !c.passes && d.Reject == nil && (d.Body == nil || evil(string(d.Body))):
@@ -295,7 +299,7 @@ func TestNoClientNamesRequestsOfOthers(t *testing.T) {
 		{"/v1/completions", `{"model":"demo","prompt":"\"rid\":\"a\"","grid":"a","suffix":"rid"}`, "same"},
 		{"/v1/completions", `{"model":"demo","prompt":"x","y":` + deep + `,"rid":"a"}`, ""},
 		{"/invocations", strings.Join(strings.Split(`{"rid":"a"}`, ""), "\x00") + "\x00", ""},
-		{"/v1/completions", `{"model":"demo","prompt":"rid","y":` + deep + `}`, "same"},
+		{"/invocations", `{"model":"demo","prompt":"rid","y":"grid"}`, "same"},
 	} {
 		w := worker("a", 0)
 		w.Engine, w.Models = "sglang", nil
@@ -358,6 +362,10 @@ func TestNoIDsEndAnSGLang(t *testing.T) {
 			{"/v1/completions", `"prompt":[1,151668]`, false}, {"/v1/completions", `"prompt":["999999999","-1"]`, false}, {"/v1/completions", `"prompt":[[1],[2,3]]`, false},
 			{"/generate", `"input_ids":[1,2],"sampling_params":{"stop_token_ids":[3],"max_new_tokens":4}`, false}, {"/v1/embeddings", `"input":"x"`, false},
 			{"/v1/responses", `"input":[{"role":"user","content":"x"}]`, false}, {"/v1/completions", `"prompt":"x","stop_token_ids":null`, false},
+			{"/v1/completions", `"prompt":"x","top_k":2147483648`, true}, {"/v1/completions", `"prompt":"x","top_k":"2147483648"`, true}, {"/v1/completions", `"prompt":"x","top_k":2147483647`, false},
+			{"/v1/responses", `"input":"x","top_k":2147483648.0`, true}, {"/v1/chat/completions", `"messages":[{"role":"user","content":"x"}],"min_tokens":4294967296`, true},
+			{"/generate", `"text":"x","sampling_params":{"top_k":2147483648}`, true}, {"/generate", `"text":["x"],"sampling_params":[{"min_new_tokens":2147483648}]`, true},
+			{"/generate", `"text":"x","sampling_params":{"top_k":-1,"min_new_tokens":8}`, false}, {"/v1/completions", `"prompt":"x","top_k":-1,"min_tokens":10`, false},
 			{"/v1/completions", `"prompt":[1,"999999999"]`, true}, {"/v1/completions", `"prompt":["1",999999999]`, true}, {"/v1/completions", `"prompt":["999999999",1]`, true},
 			{"/v1/completions", `"prompt":[true,"999999999"]`, true}, {"/v1/completions", `"prompt":["999999999",false]`, true}, {"/v1/completions", `"prompt":[null,"999999999"]`, true},
 			{"/v1/completions", `"prompt":["a",[999999999]]`, true}, {"/v1/completions", `"prompt":[[[999999999]]]`, true}, {"/v1/completions", `"prompt":[1.0,2]`, true},
@@ -372,6 +380,8 @@ func TestNoIDsEndAnSGLang(t *testing.T) {
 				code = "kvlane_too_many_logprobs"
 			} else if strings.Contains(c.fields, `"n":`) {
 				code = "kvlane_too_many_answers"
+			} else if strings.Contains(c.fields, `"top_k"`) || strings.Contains(c.fields, `"min_`) {
+				code = "kvlane_number_too_large"
 			}
 			if refused := d.Reject != nil && d.Reject.Details == code && d.Reject.Status == 400; refused != (c.bad && refuses) || !refused && d.Reject != nil {
 				t.Errorf("%v, %s with %s: got %+v, want refused %v", engine, c.path, c.fields, d.Reject, c.bad && refuses)

@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85058
+	totalLimit = 85065
 	totalGoal  = 62000
 )
 
@@ -63,7 +63,8 @@ var rooms = []struct {
 	// 8 for texts beside numbers in lists of ids, of which SGLang makes ids (shape/sglang_ids.go), and 1 for reference voices (body/media.go).
 	// 1 for the cost of answers whose one line has many usage objects (body/usage_edit.go).
 	// 8 for numbers as texts, which engines read: they counted as one answer (body/request.go).
-	{"tokens", 28698, 22000, []string{"internal/tokens"}},
+	// 7 for top_k and min_tokens above 31 bits, which end an SGLang by its issues (shape/sglang_ids.go).
+	{"tokens", 28705, 22000, []string{"internal/tokens"}},
 	{"fleet", 4772, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	// 1 for the headers that a span kept (observe/trace.go).

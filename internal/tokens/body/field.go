@@ -86,6 +86,7 @@ const (
 	FieldQuery
 	FieldItems
 	FieldTopLogprobsNum
+	FieldTopK
 	numFields
 )
 
@@ -98,7 +99,7 @@ var fieldNames = [numFields]string{"model", "messages", "prompt", "prompt_embeds
 	"decode_tp_size", "http_worker_ipc", "encoder_urls", "need_wait_for_mm_inputs", "num_items_assigned", "kv_hints", "rid", "echo", "logprobs",
 	"prompt_logprobs", "use_beam_search", "return_logprob", "logprob_start_len", "embed_overrides",
 	"min_tokens", "min_completion_tokens", "store", "background", "parallel_tool_calls", "top_logprobs",
-	"stop_token_ids", "label_token_ids", "token_ids_logprob", "query", "items", "top_logprobs_num"}
+	"stop_token_ids", "label_token_ids", "token_ids_logprob", "query", "items", "top_logprobs_num", "top_k"}
 
 var fieldByName = func() map[string]Field {
 	m := make(map[string]Field, numFields)

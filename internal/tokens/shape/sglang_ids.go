@@ -2,6 +2,7 @@ package shape
 
 import (
 	"bytes"
+	"math"
 	"strconv"
 
 	"github.com/kvlane/kvlane/internal/tokens/body"
@@ -17,7 +18,7 @@ const maxSequences = 1 << 16
 
 // EndsSGLang refuses a request with an id that the tokenizer does not have, in whatever field and batch, and names the code.
 // SGLang 0.5.23 compares no id with the model's vocabulary, and one beyond it ends the engine with all its requests. So do more
-// logprobs of a token than the vocabulary has, and n in millions.
+// logprobs of a token than the vocabulary has, n in millions, and numbers that it puts into tensors of 32 bits (its issue 17646).
 func (m *Model) EndsSGLang(r *body.Request) (code string, err error) {
 	for i, f := range idFields {
 		if !m.areIDs(r.Raw(f), max(-1, min(i-4, 1)), 0) {
@@ -30,13 +31,18 @@ func (m *Model) EndsSGLang(r *body.Request) (code string, err error) {
 		}
 	}
 	params, n, ok := r.Raw(body.FieldSamplingParams), largest(r.Raw(body.FieldN)), true
+	wide := max(largest(r.Raw(body.FieldTopK)), largest(r.Raw(body.FieldMinTokens)))
 	look := func(params []byte) {
 		n = max(n, largest(body.Member(params, "n")))
+		wide = max(wide, largest(body.Member(params, "top_k")), largest(body.Member(params, "min_new_tokens")))
 		ok = ok && m.areIDs(body.Member(params, "stop_token_ids"), -1, 0)
 	}
 	look(params)
 	if body.EachItem(params, look); !ok { // of a batch
 		return "kvlane_token_ids", refuse("stop_token_ids: token ids must be whole numbers from 0 to %d", m.idLimit-1)
+	}
+	if wide > math.MaxInt32 {
+		return "kvlane_number_too_large", refuse("top_k and min_tokens have at most 31 bits")
 	}
 	if n > 1 && n*float64(batch(r)) > maxSequences {
 		return "kvlane_too_many_answers", refuse("n: n times the prompts may be %d", maxSequences)
