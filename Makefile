@@ -117,7 +117,7 @@ UNRACED := $(foreach p,bpe body,-gcflags=github.com/kvlane/kvlane/internal/token
 
 # TestCostOf* compare processor time and TestMemoryOfADecision allocations, which the race detector distorts: they run without it.
 # The simulation runs without it, and a few of its seeds with it. So do routing, internal/config and internal/tokens/jinja, which
-# start no goroutine: of their tests only TestConcurrentRendering has several, and runs under it, as do all packages that use these.
+# start no goroutine: of the tests of those that render only TestConcurrentRendering has several, and runs under it, as do all packages that use these.
 # LONE are simulations of one goroutine each, and a test of 100,000 stored bindings. TestAcceptance has as many goroutines as there are
 # processors, each with a simulation of its own; the detector watches the same in TestSameSeedSameBytes, with every rule.
 LONE := TestAcceptance|TestGauntletBound|TestFleetChanges|TestReplicasSpreadAsOne|TestBindingsSurviveTheKillOfAllReplicas|TestPredictionsAndTargets|TestReplicasWithoutDelayAreOne|TestConversationsThatBegin(Together|AllTheTime)
@@ -284,7 +284,7 @@ generate-check: generate ## Fails if generated files are not current, or not in 
 
 # Tools of the Kubernetes tests are built once for each pinned version: 8 to 13 minutes on two cores, then none.
 K8S_TOOLS := etcd kube-apiserver kube-controller-manager kubectl helm
-K8S_TEST   = KVLANE_K8S_BIN=$(TOOLS)/k8s/bin KVLANE_BIN=$(BIN)/kvlane go test -count=1 -vet=off -v -timeout 30m ./e2e/k8s
+K8S_TEST   = KVLANE_K8S_BIN=$(TOOLS)/k8s/bin KVLANE_BIN=$(BIN)/kvlane go test -count=1 -vet=off -v -timeout 60m ./e2e/k8s
 
 .PHONY: compile-k8s able-k8s tools-k8s test-k8s
 compile-k8s: # A test that does not compile is not a machine that cannot run it

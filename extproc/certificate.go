@@ -56,7 +56,7 @@ func selfSigned(now time.Time, names ...string) (*tls.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	names = append(names, "localhost")
+	names = append(names[:len(names):len(names)], "localhost") // the array is the caller's
 	tmpl := &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      pkix.Name{CommonName: names[0]},

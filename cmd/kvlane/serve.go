@@ -317,7 +317,7 @@ func (s *service) openPages(c *config.Config, handler extproc.Handler, metrics *
 	return nil
 }
 
-const noAddress = "limits.requests_per_address does not bound requests whose client's address Envoy does not send: add source.address to request_attributes of its ext_proc filter, as the current bootstrap and manifests do"
+const noAddress = "limits.requests_per_address does not bound requests whose client's IP address Envoy does not send (no Unix socket has one): add source.address to request_attributes of its ext_proc filter, as the current bootstrap and manifests do"
 
 // copyIndex copies a peer's index before anything else uses ours. Until then Envoy finds no socket.
 func (s *service) copyIndex(ctx context.Context, c *config.Config) {

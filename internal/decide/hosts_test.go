@@ -452,7 +452,7 @@ func TestTheCauseThatABodyHasToBeReadIsNamed(t *testing.T) {
 func TestLongNamesReachNoEngine(t *testing.T) {
 	b := newBench(t, "", worker("a", 0))
 	for _, field := range []string{`"session_id":"%s"`, `"cache_salt":"%s"`, `"extra_key":["a","%s"]`, `"vllm_xargs":{"session_id":"%s"}`, `"session\u005fid":"%s"`,
-		`"x":[{"type":"image_url","image_url":{"url":"data:,"},"uuid":"%s"}]`, `"x":[{"uuid":null,"u\u0075id" : "%s"}]`} {
+		`"x":[{"type":"image_url","image_url":{"url":"data:,"},"uuid":"%s"}]`, `"x":[{"uuid":null,"u\u0075id" : "%s"}]`, `"features":{"mm_hashes":{"image":["a","%s"]}}`} {
 		for n, refused := range map[int]bool{4000: false, 4095: true, 1 << 20: true} {
 			for _, path := range []string{"/v1/completions", "/other"} {
 				d, _ := b.ask(path, `{"model":"demo","prompt":"x",`+fmt.Sprintf(field, strings.Repeat("x", n))+`}`)
@@ -463,7 +463,7 @@ func TestLongNamesReachNoEngine(t *testing.T) {
 			}
 		}
 	}
-	for _, field := range []string{`"uuid":1,"x":"%s"`, `"x":["uuid","%s"]`, `"uuids":"%s"`} {
+	for _, field := range []string{`"uuid":1,"x":"%s"`, `"x":["uuid","%s"]`, `"uuids":"%s"`, `"x":[{"uuid":"a"},"%s"]`} {
 		d, _ := b.ask("/v1/completions", `{"model":"demo","prompt":"x",`+fmt.Sprintf(field, strings.Repeat("x", 5000))+`}`)
 		if d.Reject != nil {
 			t.Errorf("%s: got %+v, want no refusal", field, d.Reject)

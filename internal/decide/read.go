@@ -208,7 +208,7 @@ const maxName = 4096
 
 func (j *job) readNames(req *body.Request) error {
 	if req.NamesMediumAtLength(maxName) {
-		return j.fail(400, "kvlane_name_too_long", "the uuid of a medium has at most 4096 bytes")
+		return j.fail(400, "kvlane_name_too_long", "the uuid or hash of a medium has at most 4096 bytes")
 	}
 	for _, raw := range [...][]byte{req.Raw(body.FieldSessionID), req.Raw(body.FieldCacheSalt), req.Raw(body.FieldExtraKey), req.Member(body.FieldVLLMXArgs, "session_id")} {
 		longest := len(raw)

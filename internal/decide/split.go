@@ -273,7 +273,7 @@ func (d *Decider) countLeg(worker string, outcome disagg.Outcome) {
 }
 
 // legFailed reports a failed leg to the router. The target is not blamed if it refused the prompt, if its answer was
-// final, or if Kvlane had no memory left for the answer.
+// final, or if Kvlane had no memory left for the leg or its answer.
 func (d *Decider) legFailed(id routing.ReservationID, f *disagg.FailureError) {
 	d.book(d.now(), func(r *routing.Router, now time.Duration) {
 		switch f.Outcome {
@@ -290,7 +290,7 @@ func (d *Decider) legFailed(id routing.ReservationID, f *disagg.FailureError) {
 func (w *work) failed(p *placed, at *fleet.Endpoint, f *disagg.FailureError) {
 	d := w.d
 	worker, name := at.Target.Worker, at.Target.String()
-	if f.Outcome == disagg.Refused || f.Outcome == disagg.Unreachable || f.Outcome == disagg.NoRoom && d.legs.Protocol.AtOnce {
+	if f.Outcome == disagg.Refused || f.Outcome == disagg.Unreachable || f.Unsent {
 		d.fleet.Withdraw(p.prefillCredit) // it computed nothing
 	}
 	d.countLeg(worker, f.Outcome)

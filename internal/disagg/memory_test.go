@@ -46,7 +46,7 @@ func TestAnswersShareTheirRoom(t *testing.T) {
 	room.SetMost(2 * perByte * size)
 	fits(first)
 	fits(second)
-	if _, err := send(third, nil); outcome(err).Outcome != NoRoom {
+	if _, err := send(third, nil); outcome(err).Outcome != NoRoom || outcome(err).Unsent {
 		t.Errorf("third answer: got %v, want %s", err, NoRoom)
 	}
 	third.free()
@@ -152,7 +152,7 @@ func TestBodiesOfLegsAreBounded(t *testing.T) {
 			t.Errorf("%s: %d bytes held, want those of a leg", connector, held)
 		}
 		if r.Bodies.Held() > 0 { // else it would wait for an answer
-			if sent, f := run(); sent || f == nil || f.Outcome != NoRoom {
+			if sent, f := run(); sent || f == nil || f.Outcome != NoRoom || !f.Unsent {
 				t.Errorf("%s, a second leg: sent %v, %v; want %s", connector, sent, f, NoRoom)
 			}
 		}

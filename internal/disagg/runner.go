@@ -136,7 +136,7 @@ func (r *Runner) run(ctx context.Context, c *Call) (res Result, err error) {
 	}
 	if err := sent.take(size); err != nil {
 		sent.free()
-		return res, &FailureError{Outcome: NoRoom, Err: err}
+		return res, &FailureError{Outcome: NoRoom, Err: err, Unsent: true}
 	}
 	if r.Protocol.AtOnce {
 		return r.concurrent(ctx, c, out, sent)

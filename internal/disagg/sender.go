@@ -43,7 +43,7 @@ const (
 	Failed Outcome = "failed"
 	// Refused: the worker answered with a status that is the client's fault.
 	Refused Outcome = "refused"
-	// NoRoom: the answers of all legs are above their bound; not the worker's fault.
+	// NoRoom: the bodies or the answers of all legs are above their bound; not the worker's fault.
 	NoRoom Outcome = "no_room"
 	// Incomplete: the answer has no transfer parameters.
 	Incomplete Outcome = "no_parameters"
@@ -61,6 +61,8 @@ type FailureError struct {
 	Body   []byte
 	Header http.Header
 	Err    error
+	// Unsent reports that the worker did not get the leg, so it computed nothing.
+	Unsent bool
 }
 
 // Error returns outcome and cause.

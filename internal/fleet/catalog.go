@@ -61,21 +61,25 @@ type served struct {
 	base    string
 }
 
-// declare sets SGLang and three other fields: names (the models that workers list in their configuration), split (no model is served by
-// all workers) and open (a worker lists none, so it serves any model).
+// declare sets sglang and three other fields: names (the models that workers list in their configuration), split (no
+// model is served by all workers) and open (a worker lists none, so it serves any model).
 func (v *View) declare(base func(name string) string) {
-	v.names = map[string]bool{}
+	v.names, v.sglang = map[string]bool{}, map[string]bool{}
 	var common map[string]bool
 	for _, m := range v.members {
-		v.SGLang = v.SGLang || m.Engine == "sglang"
 		if len(m.Models) == 0 {
-			v.open = true
+			if v.open = true; m.Engine == "sglang" {
+				v.sglang[""] = true
+			}
 			continue
 		}
 		mine := map[string]bool{}
 		for _, name := range m.Models {
 			v.names[name] = true
 			mine[base(name)] = true
+			if m.Engine == "sglang" {
+				v.sglang[base(name)] = true
+			}
 		}
 		if common == nil {
 			common = mine

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/tokens/shape"
 	"github.com/kvlane/kvlane/internal/workers"
 )
 
@@ -101,5 +102,40 @@ func TestTheListOfModelsIsBounded(t *testing.T) {
 				t.Errorf("got %.200s, want the names, and the fields %v", shown.JSON, c.rooted)
 			}
 		})
+	}
+}
+
+// What ends an SGLang is looked for where a worker with SGLang may serve the request, not where another model has one.
+func TestWhichModelBoundsTheIDsOfAnSGLang(t *testing.T) {
+	tokens, err := qwen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		engine         shape.Engine // of model b
+		listed         []string     // by the worker, an SGLang
+		a, b, unlisted string
+	}{
+		{shape.VLLM, []string{"b"}, "", "b", "a"},
+		{shape.VLLM, []string{"alias"}, "", "b", "a"},
+		{shape.VLLM, nil, "a", "b", "a"},
+		{shape.SGLang, []string{"other"}, "", "b", "b"},
+	} {
+		cfg := config.Default()
+		a := &Model{Config: config.Model{Name: "a"}, Engine: shape.VLLM, Tokens: tokens}
+		b := &Model{Config: config.Model{Name: "b", Aliases: []string{"alias"}}, Engine: c.engine, Tokens: tokens}
+		f := start(t, &cfg, a, b)
+		w := worker("w", 1)
+		w.Engine, w.Models = "sglang", c.listed
+		f.SetWorkers([]workers.Worker{w})
+		name := func(m *Model) string {
+			if m == nil {
+				return ""
+			}
+			return m.Config.Name
+		}
+		if got := [3]string{name(f.SGLang(a)), name(f.SGLang(b)), name(f.SGLang(nil))}; got != [3]string{c.a, c.b, c.unlisted} {
+			t.Errorf("%v, worker of %v: got %q, want %q", c.engine, c.listed, got, [3]string{c.a, c.b, c.unlisted})
+		}
 	}
 }

@@ -82,15 +82,15 @@ func (f *Fleet) Model(name string) *Model {
 
 // SGLang returns the model whose token ids bound those of a request that an SGLang may get, nil if none does: named, or if that is nil
 // the model with the most ids of those with SGLang and a tokenizer, else of those with a tokenizer. A worker may be an SGLang
-// where its model's engine is another.
+// where the engine of its model is another.
 func (f *Fleet) SGLang(named *Model) *Model {
-	all, worker := f.models.Load(), f.View().SGLang
+	all, workers := f.models.Load(), f.View().sglang
 	switch {
-	case named == nil && worker:
+	case named == nil && len(workers) > 0:
 		return cmp.Or(all.sglang, all.largest)
 	case named == nil:
 		return all.sglang
-	case worker || named.Engine == shape.SGLang:
+	case workers[""] || workers[named.Config.Name] || named.Engine == shape.SGLang:
 		return named
 	}
 	return nil

@@ -60,8 +60,8 @@ type View struct {
 	// names are the models that workers declare; see declare.
 	names       map[string]bool
 	open, split bool
-	// SGLang reports whether a worker is an SGLang, whatever its models' engine is.
-	SGLang bool
+	// sglang are the models that workers with SGLang serve, whatever the models' engine is; "" if one serves any.
+	sglang map[string]bool
 }
 
 // View returns the fleet as of now.

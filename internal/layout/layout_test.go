@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85065
+	totalLimit = 85075
 	totalGoal  = 62000
 )
 
@@ -49,7 +49,8 @@ var rooms = []struct {
 	// 4 for the name of the product, which extproc had in its responses and certificate (extproc/options.go).
 	// 4 for the tenants that wait most without a list of all (routing/queue.go), requests without an address that a limit needs
 	// (extproc), and the bodies of all legs (disagg/runner.go).
-	{"heart", 22915, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
+	// 2 for legs that were never sent, whose credit is withdrawn (disagg/sender.go).
+	{"heart", 22917, 18100, []string{"extproc", "routing", "kvindex", "internal/disagg"}},
 	// 80 for what the parts of a template cost: a request's template ignored the deadline, or ended the process (jinja/machine.go).
 	// 20 for a bound of a folder's templates together (bpe/config.go).
 	// 11 for the pace of comparisons, which each connection to an event port started (shape/checker.go).
@@ -64,8 +65,10 @@ var rooms = []struct {
 	// 1 for the cost of answers whose one line has many usage objects (body/usage_edit.go).
 	// 8 for numbers as texts, which engines read: they counted as one answer (body/request.go).
 	// 7 for top_k and min_tokens above 31 bits, which end an SGLang by its issues (shape/sglang_ids.go).
-	{"tokens", 28705, 22000, []string{"internal/tokens"}},
-	{"fleet", 4772, 3500, []string{"internal/fleet", "internal/workers"}},
+	// 4 for hashes of media in vLLM's features, which are uuids too (body/request.go).
+	{"tokens", 28709, 22000, []string{"internal/tokens"}},
+	// 24 for workers with SGLang of a model with another engine (fleet/model.go), 11 for a bound of the list of models (catalog.go).
+	{"fleet", 4776, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).
 	// 1 for the headers that a span kept (observe/trace.go).
 	{"observe", 1669, 1300, []string{"internal/observe"}},

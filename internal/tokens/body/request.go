@@ -343,10 +343,14 @@ func namesMedium(part []byte) bool {
 	return slices.ContainsFunc(mediumNames[:], func(name string) bool { return isSet(Member(part, name)) })
 }
 
-// NamesMediumAtLength reports whether the body has, wherever it is, a uuid of more than most bytes as written.
-func (r *Request) NamesMediumAtLength(most int) bool {
-	if len(r.Body) <= most || !bytes.Contains(r.Body, []byte("uuid")) && !bytes.Contains(r.Body, []byte(`\u00`)) {
-		return false
+// NamesMediumAtLength reports whether the body has, wherever it is, a uuid of more than most bytes as written, or such a hash of a
+// medium in vLLM's features.
+func (r *Request) NamesMediumAtLength(most int) (long bool) {
+	EachMember(r.Member(FieldFeatures, "mm_hashes"), func(_, hashes []byte) {
+		EachItem(hashes, func(hash []byte) { long = long || len(hash) > most })
+	})
+	if long || len(r.Body) <= most || !bytes.Contains(r.Body, []byte("uuid")) && !bytes.Contains(r.Body, []byte(`\u00`)) {
+		return long
 	}
 	s, uuid := scanner{b: r.Body}, false // uuid: the last key was this
 	for i := 0; i < len(s.b); i++ {
@@ -356,11 +360,11 @@ func (r *Request) NamesMediumAtLength(most int) bool {
 		end := s.str(i)
 		text := s.b[i:end]
 		i = end - 1
-		if colon := s.space(end); colon < len(s.b) && s.b[colon] == ':' {
-			uuid = IsKey(text, "uuid")
-		} else if uuid && len(text) > most {
+		if uuid && len(text) > most {
 			return true
 		}
+		colon := s.space(end)
+		uuid = colon < len(s.b) && s.b[colon] == ':' && IsKey(text, "uuid")
 	}
 	return false
 }
