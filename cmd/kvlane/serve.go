@@ -115,12 +115,12 @@ type service struct {
 	registry *workers.Registry
 	kube     *kubernetes // nil without Kubernetes
 	draining atomic.Bool
-	open     atomic.Bool    // the socket for Envoy
-	hung     atomic.Bool    // see watchLocks
-	unknown  atomic.Int64   // when Envoy last sent a request without the address that a limit needs, in Unix seconds; 0: never
-	warm     atomic.Bool    // a peer's index was copied, or there is none to copy; started does not change afterwards
-	peers    *peers.Server  // nil without peers
-	replicas *replicas.Node // nil if this replica routes alone
+	open     atomic.Bool                   // the socket for Envoy
+	hung     atomic.Bool                   // see watchLocks
+	unknown  atomic.Int64                  // when Envoy last sent a request without the address that a limit needs, in Unix seconds; 0: never
+	warm     atomic.Bool                   // a peer's index was copied, or there is none to copy; started does not change afterwards
+	peers    *peers.Server                 // nil without peers
+	replicas atomic.Pointer[replicas.Node] // nil if this replica routes alone, or begins
 	server   *extproc.Server
 	grpc     *grpc.Server
 	events   *grpc.Server // nil without a port of its own
@@ -208,15 +208,16 @@ func startService(ctx context.Context, c *config.Config, log zerolog.Logger, aro
 		return nil, err
 	}
 	if c.Fleet.Mode != config.FleetOff {
-		s.replicas, err = replicas.Start(ctx, replicas.Options{
+		node, err := replicas.Start(ctx, replicas.Options{
 			Config: &c.Fleet, Settings: replicas.Settings(&c.Index), Update: s.decider.Update, Log: log, Delay: metrics.ReplicasDelay,
 			Limit: func(l net.Listener) net.Listener { return limitAdmin(l, log) },
 		})
 		if err != nil {
 			return nil, err
 		}
-		metrics.Collect(s.replicas.Collect)
-		s.debug.Load().Handle("GET /debug/replicas", readable(c.Admin.TokenFile, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { observe.WriteJSON(w, s.replicas.State()) })))
+		s.replicas.Store(node)
+		metrics.Collect(node.Collect)
+		s.debug.Load().Handle("GET /debug/replicas", readable(c.Admin.TokenFile, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { observe.WriteJSON(w, node.State()) })))
 	}
 	s.copyIndex(ctx, c)
 	s.registry.Static(c.Workers.Static)
@@ -425,8 +426,8 @@ func (s *service) adminMux(tokenFile string, metrics *observe.Metrics) *http.Ser
 func (s *service) status() observe.Status {
 	st := s.decider.Status()
 	st.Version, st.NotReady, st.Warnings = version, s.notReady(), observe.OfNoWorker(s.warnings())
-	if s.replicas != nil {
-		st.Replicas = s.replicas.State()
+	if node := s.replicas.Load(); node != nil {
+		st.Replicas = node.State()
 	}
 	return st
 }
@@ -455,7 +456,7 @@ func (s *service) warnings() (list []observe.Warning) {
 	for _, why := range s.kube.list((*kube.Source).Failing) {
 		list = append(list, observe.Warning{Reason: "not_watched", Text: observe.ClipTo(why, observe.MaxText)})
 	}
-	return append(append(append(list, s.replicas.Warnings()...), s.loading.warnings()...), s.decider.Fleet().Warnings()...)
+	return append(append(append(list, s.replicas.Load().Warnings()...), s.loading.warnings()...), s.decider.Fleet().Warnings()...)
 }
 
 // notReady returns what readiness waits for, "" if nothing. It waits in this order: a peer's index was loaded or
@@ -469,8 +470,8 @@ func (s *service) notReady() string {
 	if !s.warm.Load() {
 		return "the index is being taken from a peer"
 	}
-	if s.replicas != nil {
-		if why := s.replicas.Waiting(); why != "" {
+	if node := s.replicas.Load(); node != nil {
+		if why := node.Waiting(); why != "" {
 			return why
 		}
 	}
@@ -579,8 +580,8 @@ func (s *service) close() {
 	if s.kube != nil {
 		s.kube.close()
 	}
-	if s.replicas != nil {
-		s.replicas.Close()
+	if node := s.replicas.Load(); node != nil {
+		node.Close()
 	}
 	if s.registry != nil {
 		s.registry.Close()

@@ -3,6 +3,7 @@ package decide
 import (
 	"context"
 	"fmt"
+	"math"
 	"runtime"
 	"runtime/debug"
 	"testing"
@@ -100,13 +101,17 @@ func TestDecisionsAllocateTheSameForAnyNumberOfTargets(t *testing.T) {
 		for range (keepFew + 1) * observe.ExplainEvery {
 			decide()
 		}
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		for range runs {
-			decide()
+		least := int64(math.MaxInt64)
+		for range 4 { // the race detector makes pools drop some of what they are given
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			for range runs {
+				decide()
+			}
+			runtime.ReadMemStats(&after)
+			least = min(least, int64(after.TotalAlloc-before.TotalAlloc)/runs)
 		}
-		runtime.ReadMemStats(&after)
-		return int64(after.TotalAlloc-before.TotalAlloc) / runs
+		return least
 	}
 	few, many := bytes(10), bytes(1000)
 	t.Logf("%d bytes a decision with 10 targets, %d with 1,000", few, many)
