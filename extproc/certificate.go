@@ -11,6 +11,7 @@ import (
 	"math/big"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 )
@@ -56,7 +57,7 @@ func selfSigned(now time.Time, names ...string) (*tls.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	names = append(names[:len(names):len(names)], "localhost") // the array is the caller's
+	names = append(slices.Clip(names), "localhost")
 	tmpl := &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      pkix.Name{CommonName: names[0]},
