@@ -21,7 +21,7 @@ const (
 	root   = "../.."
 	module = "github.com/kvlane/kvlane/"
 
-	totalLimit = 85077
+	totalLimit = 85080
 	totalGoal  = 62000
 )
 
@@ -66,7 +66,8 @@ var rooms = []struct {
 	// 8 for numbers as texts, which engines read: they counted as one answer (body/request.go).
 	// 7 for top_k and min_tokens above 31 bits, which end an SGLang by its issues (shape/sglang_ids.go).
 	// 4 for hashes of media in vLLM's features, which are uuids too (body/request.go).
-	{"tokens", 28709, 22000, []string{"internal/tokens"}},
+	// 3 for a table in which a field's place says nothing any more (shape/sglang_ids.go).
+	{"tokens", 28712, 22000, []string{"internal/tokens"}},
 	// 24 for workers with SGLang of a model with another engine (fleet/model.go), 11 for a bound of the list of models (catalog.go).
 	{"fleet", 4776, 3500, []string{"internal/fleet", "internal/workers"}},
 	// 9 for the bounds of what the debug pages hold: each slow reader kept 105 MB of a large fleet (observe/pages.go).

@@ -314,7 +314,7 @@ func (w *harmonyWriter) comment(indent, s string) {
 	}
 }
 
-// harmonyDepth bounds the nesting of a tool's parameters, as oss-harmony's JSON reader does.
+// harmonyDepth bounds the nested schemas of a tool's parameters. oss-harmony's JSON reader bounds levels of JSON, no less.
 const harmonyDepth = 118
 
 // schema writes a JSON schema as a TypeScript type. d is nil unless the schema is an object.

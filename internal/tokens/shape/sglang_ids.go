@@ -8,10 +8,13 @@ import (
 	"github.com/kvlane/kvlane/internal/tokens/body"
 )
 
-// idFields are the fields in which SGLang's APIs take token ids: the first four take nothing else, query may be a text, and the
-// last three may be lists of texts. Sources: protocol.py and io_struct.py of SGLang 0.5.23.
-var idFields = [...]body.Field{body.FieldInputIDs, body.FieldStopTokenIDs, body.FieldLabelTokenIDs, body.FieldTokenIDsLogprob,
-	body.FieldQuery, body.FieldPrompt, body.FieldInput, body.FieldItems}
+// idFields are the fields in which SGLang's APIs take token ids, and what texts they take: none (-1), one (0) or a list (1).
+// Sources: protocol.py and io_struct.py of SGLang 0.5.23.
+var idFields = [...]struct {
+	field body.Field
+	texts int
+}{{body.FieldInputIDs, -1}, {body.FieldStopTokenIDs, -1}, {body.FieldLabelTokenIDs, -1},
+	{body.FieldTokenIDsLogprob, -1}, {body.FieldQuery, 0}, {body.FieldPrompt, 1}, {body.FieldInput, 1}, {body.FieldItems, 1}}
 
 // maxSequences bounds n times the prompts of a request: by its issues SGLang 0.5.23 takes 4 kB for each before it looks at one.
 const maxSequences = 1 << 16
@@ -20,9 +23,9 @@ const maxSequences = 1 << 16
 // SGLang 0.5.23 compares no id with the model's vocabulary, and one beyond it ends the engine with all its requests. So do more
 // logprobs of a token than the vocabulary has, n in millions, and numbers that it puts into tensors of 32 bits (its issue 17646).
 func (m *Model) EndsSGLang(r *body.Request) (code string, err error) {
-	for i, f := range idFields {
-		if !m.areIDs(r.Raw(f), max(-1, min(i-4, 1)), 0) {
-			return "kvlane_token_ids", refuse("%s: token ids must be whole numbers from 0 to %d", f, m.idLimit-1)
+	for _, f := range idFields {
+		if !m.areIDs(r.Raw(f.field), f.texts, 0) {
+			return "kvlane_token_ids", refuse("%s: token ids must be whole numbers from 0 to %d", f.field, m.idLimit-1)
 		}
 	}
 	for _, f := range [...]body.Field{body.FieldLogprobs, body.FieldTopLogprobs, body.FieldTopLogprobsNum} {
